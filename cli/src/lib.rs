@@ -42,6 +42,7 @@ mod in_use;
 mod json;
 mod limits;
 mod live;
+mod logical_unit;
 mod namespace;
 mod ntfs;
 mod options;

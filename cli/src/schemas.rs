@@ -15,6 +15,7 @@ use crate::{
     },
     export::ExportReport,
     json::Document,
+    logical_unit::UnitReport,
     namespace::NamespaceReport,
     several,
 };
@@ -97,6 +98,7 @@ fn all() -> Vec<Named> {
         of::<diff::list::Report>(),
         of::<ExportReport>(),
         of::<NamespaceReport>(),
+        of::<UnitReport>(),
         of::<info::Report>(),
         of::<info::ova::Report>(),
         of::<info::rules::Report>(),

@@ -22,6 +22,12 @@ pub enum DiskError {
     /// An operation on a namespace of an NVMe/TCP target failed.
     #[error(transparent)]
     Nvme(#[from] diskwright_nvme::ClientError),
+    /// An operation on a logical unit of an iSCSI target failed.
+    #[error(transparent)]
+    Iscsi(#[from] diskwright_iscsi::ClientError),
+    /// The connection to a target ended during a request.
+    #[error(transparent)]
+    Connection(#[from] diskwright_store::remote::ConnectionError),
     /// A file could not be opened, read or written.
     #[error("{}: cannot {doing}: {source}", path.display())]
     File {
@@ -214,6 +220,8 @@ impl DiskError {
             Self::Image(error) | Self::DamagedSource { error, .. } => error.code(),
             Self::Nbd(error) => error.code(),
             Self::Nvme(error) => error.code(),
+            Self::Iscsi(error) => error.code(),
+            Self::Connection(error) => error.code(),
             Self::File { source, .. } => Self::code_of(source),
             Self::InUse { .. } => ErrorCode::Locked,
             Self::ParentMissing { .. } => ErrorCode::ParentMissing,
@@ -285,6 +293,8 @@ pub(crate) fn from_io(doing: &'static str, path: &Path, source: io::Error) -> Di
         .or_else(|source| source.downcast::<ImageError>().map(DiskError::Image))
         .or_else(|source| source.downcast::<diskwright_nbd::ClientError>().map(DiskError::Nbd))
         .or_else(|source| source.downcast::<diskwright_nvme::ClientError>().map(DiskError::Nvme))
+        .or_else(|source| source.downcast::<diskwright_iscsi::ClientError>().map(DiskError::Iscsi))
+        .or_else(|source| source.downcast::<diskwright_store::remote::ConnectionError>().map(DiskError::Connection))
         .unwrap_or_else(|source| DiskError::File { doing, path: path.to_owned(), source })
 }
 
@@ -315,6 +325,8 @@ pub(crate) fn to_io(error: DiskError) -> io::Error {
         DiskError::File { source, .. } => source.kind(),
         DiskError::Nbd(client) => client.kind(),
         DiskError::Nvme(client) => client.kind(),
+        DiskError::Iscsi(client) => client.kind(),
+        DiskError::Connection(error) => error.kind(),
         _ => io::ErrorKind::Other,
     };
     io::Error::new(kind, error)

@@ -62,7 +62,7 @@ pub use opening::folder::{FAMILY_MAX, FolderImage, FolderImages, FoundParent, No
 pub use opening::open::{parent_timestamp_warning, read_without_lock};
 pub use opening::ova::{Digests, MemberDigest, Ova, OvaDisk, OvaMember, is_ova};
 pub use opening::parts::{PartRole, Parts, check_parts, parts_of};
-pub use opening::place::{Opened, Place, require_file};
+pub use opening::place::{Opened, Place, Remote, require_file};
 pub use opening::volumes::layout;
 pub use options::{ChainScope, OpenOptions, ParentPolicy};
 pub use rules::{ChainFacts, Destination, ImageFacts, Judgement, Rule, TableFacts, Verdict};

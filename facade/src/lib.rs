@@ -165,6 +165,7 @@ pub use diskwright_image::{
     CheckReport, DiskType, Finding, Format, Image, ImageError, ImageInfo, LogState, ParentLink, Repair, RepairStep,
     Severity,
 };
+pub use diskwright_iscsi::{ClientError as IscsiError, IscsiDevice, IscsiUri};
 pub use diskwright_nbd::{ClientError, NbdDevice, NbdUri};
 pub use diskwright_nvme::{ClientError as NvmeError, NvmeDevice, NvmeUri};
 pub use diskwright_store::{

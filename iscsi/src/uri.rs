@@ -31,8 +31,8 @@ pub struct IscsiUri {
     pub user: Option<String>,
     /// The file with its secret.
     pub secrets: Option<PathBuf>,
-    /// The iSCSI name of this initiator. [default: that of /etc/iscsi/initiatorname.iscsi, or one of
-    /// this machine]
+    /// The iSCSI name of this initiator. [default: that of /etc/iscsi/initiatorname.iscsi, or one
+    /// of this machine]
     pub initiator: Option<String>,
     /// Whether headers have a digest.
     pub header_digest: bool,

@@ -7,6 +7,7 @@
 //!
 //! This module only reads. Unknown facts are left out.
 
+use diskwright_iscsi::IscsiDevice;
 use diskwright_load::backing::{Backing, ExportRecord};
 use diskwright_nbd::{NbdDevice, wire::TransmissionFlags};
 use diskwright_nvme::NvmeDevice;
@@ -44,6 +45,17 @@ pub fn of_namespace(device: &NvmeDevice) -> Backing {
         subsystem: info.subsystem.clone(),
         nsid: info.nsid,
         queues_max: info.queues,
+    }
+}
+
+/// Facts that the target of a logical unit told.
+pub fn of_unit(device: &IscsiDevice) -> Backing {
+    let info = device.info();
+    Backing::Unit {
+        target: device.endpoint().to_string(),
+        name: info.target.clone(),
+        unit: info.unit,
+        product: format!("{} {} {}", info.vendor, info.product, info.revision),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
     LabError, Result, backing,
     progress::{Progress, Step},
 };
-use diskwright_disk::{Disk, OpenOptions, Opened, PartRole, Place, parts_of};
+use diskwright_disk::{Disk, OpenOptions, Opened, PartRole, Place, Remote, parts_of};
 use diskwright_image::{Format, probe::probe};
 use diskwright_load::{
     Close, NullDevice, OpenTarget,
@@ -114,8 +114,9 @@ pub fn open(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
 fn open_export(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
     let opened = Opened::open(Path::new(spec), &how.options())?;
     let (kind, behind) = match &opened {
-        Opened::Export(export) => ("nbd export", Some(backing::of_export(export))),
-        Opened::Namespace(namespace) => ("nvme namespace", Some(backing::of_namespace(namespace))),
+        Opened::Remote(Remote::Export(export)) => ("nbd export", Some(backing::of_export(export))),
+        Opened::Remote(Remote::Namespace(namespace)) => ("nvme namespace", Some(backing::of_namespace(namespace))),
+        Opened::Remote(Remote::Unit(unit)) => ("iscsi unit", Some(backing::of_unit(unit))),
         Opened::Disk(_) => ("nbd export", None),
     };
     Ok(OpenTarget {

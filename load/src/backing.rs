@@ -25,6 +25,17 @@ pub enum Backing {
         /// I/O queues that the target grants; each thread uses one.
         queues_max: u16,
     },
+    /// A logical unit of an iSCSI target.
+    Unit {
+        /// Host and port.
+        target: String,
+        /// The iSCSI name of the target.
+        name: String,
+        /// Number of the logical unit.
+        unit: u16,
+        /// Vendor, product and version.
+        product: String,
+    },
     /// A disk attached by `diskwright attach`.
     Attached {
         /// The image file.
@@ -69,9 +80,9 @@ pub struct ExportRecord {
 }
 
 impl Backing {
-    /// Whether the target is the disk of a server: an export or a namespace.
+    /// Whether the target is the disk of a server: an export, a namespace or a logical unit.
     pub fn is_on_server(&self) -> bool {
-        matches!(self, Self::Export(_) | Self::Namespace { .. })
+        matches!(self, Self::Export(_) | Self::Namespace { .. } | Self::Unit { .. })
     }
 }
 
@@ -100,6 +111,9 @@ impl fmt::Display for Backing {
             }
             Self::Namespace { target, subsystem, nsid, queues_max } => {
                 write!(f, "namespace {nsid} of {subsystem} at {target}, up to {queues_max} queues")
+            }
+            Self::Unit { target, name, unit, product } => {
+                write!(f, "logical unit {unit} of {name} at {target} ({product})")
             }
             Self::Loop { file } => write!(f, "a loop device over {}", file.display()),
         }
@@ -143,6 +157,10 @@ mod tests {
             (
                 Backing::Namespace { target: "h:4420".into(), subsystem: "nqn.x".into(), nsid: 3, queues_max: 32 },
                 "namespace 3 of nqn.x at h:4420, up to 32 queues",
+            ),
+            (
+                Backing::Unit { target: "h:3260".into(), name: "iqn.x".into(), unit: 3, product: "A B 1".into() },
+                "logical unit 3 of iqn.x at h:3260 (A B 1)",
             ),
             (Backing::Loop { file: "/x.raw".into() }, "a loop device over /x.raw"),
         ] {

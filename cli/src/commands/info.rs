@@ -12,6 +12,7 @@ use crate::{
     exit::{self, Codes, Failure, Outcome},
     export::ExportReport,
     json::Document,
+    logical_unit::UnitReport,
     namespace::NamespaceReport,
     options::{FormatArg, OvaArgs, ShareArgs, SnapshotArgs},
     several::{self, Between},
@@ -20,7 +21,7 @@ use crate::{
     table::{Fields, TEXT_MIN, shortened},
 };
 use clap::Args;
-use diskwright_disk::{ChainScope, DiskError, Layer, OpenOptions, Opened, is_ova, parent_timestamp_warning};
+use diskwright_disk::{ChainScope, DiskError, Layer, OpenOptions, Opened, Remote, is_ova, parent_timestamp_warning};
 use diskwright_outline::columns_of;
 use diskwright_store::Files;
 use schemars::JsonSchema;
@@ -146,12 +147,16 @@ fn one(context: &mut Context, args: &InfoArgs, file: &Path) -> Outcome {
     };
     let disk = match context.open(file, &OpenOptions { scope: ChainScope::Available, ..options })? {
         Opened::Disk(disk) => disk,
-        Opened::Export(export) => {
+        Opened::Remote(Remote::Export(export)) => {
             let report = ExportReport::from(&*export);
             return describe(context, &report, |fields| report.add_to(fields));
         }
-        Opened::Namespace(namespace) => {
+        Opened::Remote(Remote::Namespace(namespace)) => {
             let report = NamespaceReport::from(&*namespace);
+            return describe(context, &report, |fields| report.add_to(fields));
+        }
+        Opened::Remote(Remote::Unit(unit)) => {
+            let report = UnitReport::from(&*unit);
             return describe(context, &report, |fields| report.add_to(fields));
         }
     };

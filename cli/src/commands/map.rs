@@ -205,7 +205,7 @@ fn file_lengths(disk: &Opened) -> Vec<Vec<u64>> {
     let lengths = |layer: &Layer| layer.image.stores().iter().map(|store| store.len_bytes().unwrap_or(0)).collect();
     match disk {
         Opened::Disk(disk) => disk.layers().iter().map(lengths).collect(),
-        Opened::Export(_) | Opened::Namespace(_) => vec![vec![0]],
+        Opened::Remote(_) => vec![vec![0]],
     }
 }
 

@@ -51,14 +51,14 @@ fn every_way_is_measured_or_left_out_by_name_and_nothing_stays() {
     let result: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(schemas::validate(&result.to_string()), "diskwright.study.access-paths/2");
     let ways = result["ways"].as_array().unwrap();
-    assert_eq!(ways.len(), 7);
+    assert_eq!(ways.len(), 8);
     for way in ways {
         if let Some(why) = way["skipped"].as_str() {
             println!("skipped: the way {}: {why}", way["way"]);
         }
     }
     let is_measured = |way: &str| ways.iter().any(|record| record["way"] == way && record["skipped"].is_null());
-    assert!(["in_process", "raw_file", "nbd", "nbd_tcp", "nvme_tcp"].into_iter().all(is_measured), "{ways:?}");
+    assert!(["in_process", "raw_file", "nbd", "nbd_tcp", "nvme_tcp", "iscsi"].into_iter().all(is_measured), "{ways:?}");
     let cells = result["cells"].as_array().unwrap();
     for (load, in_flight) in [("light", 40), ("medium", 80), ("heavy", 120)] {
         let of_load: Vec<&Value> = cells.iter().filter(|cell| cell["part"] == load).collect();

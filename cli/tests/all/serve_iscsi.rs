@@ -111,8 +111,108 @@ fn initiators_prove_who_they_are() {
     assert!(!ask("hosts%the secret of host@", ""));
     assert!(!ask("", ""));
     server.wait_for_log("CHAP: the name \"hosts\" or its secret is wrong");
+    // Our own initiator reads the same file.
+    let ours = |secrets: &str| format!("info 'iscsi://host@{address}?secrets={secrets}'");
+    assert!(shop.ok(&ours("secrets.toml")).contains("Virtual disk"));
+    let error = shop.fails(1, &format!("info 'iscsi://{address}'"));
+    assert!(error.contains("secrets=FILE"), "{error}");
+    let other = secrets.replace("secret of host", "secret of hosts");
+    std::fs::write(shop.path("other.toml"), other).unwrap();
+    std::fs::set_permissions(shop.path("other.toml"), PermissionsExt::from_mode(0o600)).unwrap();
+    let error = shop.fails(1, &ours("other.toml"));
+    assert!(error.contains("it does not accept who this initiator is"), "{error}");
     assert!(!server.log().contains("the secret of"), "no secret is logged");
     assert_eq!(server.stop(Signal::SIGTERM), Some(0));
+}
+
+#[test]
+fn a_logical_unit_is_a_disk_wherever_a_file_is_taken() {
+    let shop = shop_with(&["a.vhdx", "b.vhdx"]);
+    shop.ok("io a.vhdx -c 'write -P 7 3M 1M' -c flush");
+    let line = format!("serve a.vhdx b.vhdx --iscsi 0 --iscsi-target {TARGET} --insecure-writes");
+    let Some(server) = Serving::start(&shop, &line) else { return };
+    let uri = |index: usize| server.said["exports"][index]["iscsi"][0].as_str().unwrap().to_owned();
+    let (a, b) = (uri(0), uri(1));
+    let info = shop.json(&format!("info '{a}'"));
+    assert_eq!((&info["schema"], &info["lun"]), (&"diskwright.info-unit/1".into(), &0.into()));
+    assert_eq!((&info["virtual_size"], &info["read_only"]), (&(64 << 20).into(), &false.into()));
+    let text = shop.ok(&format!("info '{b}'"));
+    assert!(text.contains("logical unit      1\n") && text.contains(TARGET), "{text}");
+    shop.ok(&format!("io '{a}' -c 'read -P 7 3M 1M' -c 'write -P 9 5M 64k' -c 'discard 3M 4k' -c flush"));
+    shop.ok(&format!("convert '{a}' copy.vhdx --verify"));
+    shop.ok("io copy.vhdx -c 'read -P 9 5M 64k' -c 'read -P 0 3M 4k'");
+    shop.ok(&format!("convert copy.vhdx '{b}?data-digest&header-digest' --verify"));
+    assert!(shop.ok(&format!("compare '{a}' '{b}'")).contains("identical"));
+    let map = shop.json(&format!("map '{a}'"));
+    assert_eq!(map["extents"][0]["file"], a.as_str());
+    // Two targets of one thread.
+    let run = format!(
+        "lab run '{a}' '{b}' --across-targets --random-percent 100 --count 2000 --read-percent 50 --destroy-data"
+    );
+    let said = shop.ok(&run);
+    assert!(said.contains("iscsi unit"), "{said}");
+    let whole = a.trim_end_matches("/0").to_owned();
+    let error = shop.fails(1, &format!("info '{whole}'"));
+    assert!(error.contains("has the logical units [0, 1]; choose one: iscsi://HOST/TARGET/LUN"), "{error}");
+    let found = a.replace(&format!("{TARGET}/0"), "");
+    assert!(shop.fails(1, &format!("info '{found}'")).contains("choose one"), "the target was found");
+    let error = shop.fails(1, &format!("info '{whole}/7'"));
+    assert!(error.contains("has no logical unit 7; it has [0, 1]"), "{error}");
+    let error = shop.fails(1, &format!("info '{}'", a.replace(":disks", ":others")));
+    assert!(error.contains("there is no such target"), "{error}");
+    let error = shop.fails(1, &format!("check '{a}'"));
+    assert!(error.contains("only a disk in a file"), "{error}");
+    let error = shop.fails(1, "info 'iscsi://me%secret@127.0.0.1/'");
+    assert!(error.contains("?secrets=FILE") && !error.contains("me%secret"), "{error}");
+    assert_eq!(server.stop(Signal::SIGTERM), Some(0));
+    shop.ok("check a.vhdx b.vhdx");
+    let error = shop.fails(1, &format!("info '{a}'"));
+    assert!(error.contains("cannot connect") && error.contains("check that the target is running"), "{error}");
+}
+
+/// tgtd is not ours: what our initiator understands must not be what only our target says.
+#[test]
+fn a_target_of_others_is_a_disk() {
+    const NAME: &str = "iqn.2026-11.org.example:tgt";
+    if !have("a_target_of_others_is_a_disk", &["tgtd", "tgtadm"]) {
+        return;
+    }
+    let shop = shop_with(&[]);
+    std::fs::File::create(shop.path("disk")).unwrap().set_len(64 << 20).unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let control = (std::process::id() % 1000 + 7000).to_string();
+    let mut target = Command::new("tgtd")
+        .args(["-f", "-C", &control, "--iscsi", &format!("portal=127.0.0.1:{port}")])
+        .spawn()
+        .unwrap();
+    let admin = |words: &str| {
+        let status = Command::new("tgtadm").args(["-C", &control, "--lld", "iscsi"]).args(words.split(' ')).status();
+        status.is_ok_and(|status| status.success())
+    };
+    let start = std::time::Instant::now();
+    while !admin(&format!("--op new --mode target --tid 1 -T {NAME}")) {
+        if start.elapsed().as_secs() > 20 {
+            let _ = target.kill();
+            println!("skipped: a_target_of_others_is_a_disk: tgtd does not run here");
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    let disk = shop.path("disk");
+    assert!(admin(&format!("--op new --mode logicalunit --tid 1 --lun 1 -b {}", disk.display())));
+    assert!(admin("--op bind --mode target --tid 1 -I ALL"));
+    let uri = format!("iscsi://127.0.0.1:{port}/{NAME}/1");
+    let text = shop.ok(&format!("info '{uri}'"));
+    assert!(text.contains("VIRTUAL-DISK") && text.contains("64 MiB"), "{text}");
+    let steps = "-c 'write -P 9 5M 2M' -c 'write -z 6M 4k' -c flush -c 'read -P 9 5M 1M' -c 'read -P 0 6M 4k'";
+    shop.ok(&format!("io '{uri}' {steps}"));
+    shop.ok(&format!("io '{uri}?header-digest&data-digest' -c 'read -P 9 5M 1M' -c 'write -P 3 0 64k'"));
+    shop.ok(&format!("convert '{uri}' copy.vhdx --verify"));
+    shop.ok(&format!("convert copy.vhdx '{uri}' --verify"));
+    let _ = target.kill();
+    let _ = target.wait();
+    let bytes = std::fs::read(disk).unwrap();
+    assert!(bytes[..64 << 10].iter().all(|&byte| byte == 3) && bytes[6 << 20..][..4096].iter().all(|&byte| byte == 0));
 }
 
 /// 615 tests, of which some do not apply to a disk that cannot be removed or has no further paths.

@@ -22,7 +22,7 @@ impl DiskState {
     pub fn of(opened: &Opened) -> Self {
         match opened {
             Opened::Disk(disk) => Self::of_layer(&disk.layers()[0]),
-            Opened::Export(_) | Opened::Namespace(_) => {
+            Opened::Remote(_) => {
                 let geometry = opened.device().geometry();
                 Self {
                     format: Format::Raw,

@@ -6,6 +6,7 @@
 //!   nbd://HOST/EXPORT, nbd+unix:///...       ─▶ NbdDevice  an export of a server, as a raw disk
 //!     the same, with a format other than raw ─▶ Disk       an image in the export (`inside`)
 //!   nvme://HOST/NQN                          ─▶ NvmeDevice a namespace of a target, as a raw disk
+//!   iscsi://HOST/TARGET/LUN                  ─▶ IscsiDevice a logical unit, as a raw disk
 //! ```
 //!
 //! The contents of an export are never probed. The server has opened the image already, and a
@@ -20,6 +21,7 @@ use crate::{
     },
 };
 use diskwright_image::Format;
+use diskwright_iscsi::{IscsiDevice, IscsiUri};
 use diskwright_nbd::{NbdDevice, NbdUri};
 use diskwright_nvme::{NvmeDevice, NvmeUri};
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
@@ -37,13 +39,15 @@ pub enum Place {
     Nbd(NbdUri),
     /// A namespace of an NVMe/TCP target.
     Nvme(NvmeUri),
+    /// A logical unit of an iSCSI target.
+    Iscsi(IscsiUri),
 }
 
 impl Place {
     /// Parses a name. `./nbd://...` is a file whose name looks like a URI.
     ///
     /// # Errors
-    /// [`DiskError::Nbd`] and [`DiskError::Nvme`] for an invalid URI.
+    /// [`DiskError::Nbd`], [`DiskError::Nvme`] and [`DiskError::Iscsi`] for an invalid URI.
     pub fn parse(name: &Path) -> Result<Self> {
         let text = name.to_string_lossy();
         if NbdUri::looks_like(name.as_os_str()) {
@@ -52,12 +56,16 @@ impl Place {
         if NvmeUri::looks_like(name.as_os_str()) {
             return Ok(Self::Nvme(NvmeUri::parse(&text).map_err(diskwright_nvme::ClientError::from)?));
         }
+        if IscsiUri::looks_like(name.as_os_str()) {
+            return Ok(Self::Iscsi(IscsiUri::parse(&text).map_err(diskwright_iscsi::ClientError::from)?));
+        }
         Ok(Self::File(name.to_owned()))
     }
 
     /// Whether the name is the URI of a disk on a server, valid or not.
     pub fn is_on_server(name: &Path) -> bool {
-        NbdUri::looks_like(name.as_os_str()) || NvmeUri::looks_like(name.as_os_str())
+        let name = name.as_os_str();
+        NbdUri::looks_like(name) || NvmeUri::looks_like(name) || IscsiUri::looks_like(name)
     }
 }
 
@@ -79,51 +87,84 @@ fn refused(name: &Path, task: &str) -> DiskError {
     }
 }
 
+/// A raw disk of a server.
+#[derive(Debug, Clone)]
+pub enum Remote {
+    /// An export of an NBD server.
+    Export(Arc<NbdDevice>),
+    /// A namespace of an NVMe/TCP target.
+    Namespace(Arc<NvmeDevice>),
+    /// A logical unit of an iSCSI target.
+    Unit(Arc<IscsiDevice>),
+}
+
+impl Remote {
+    fn device(&self) -> &dyn BlockDevice {
+        match self {
+            Self::Export(export) => &**export,
+            Self::Namespace(namespace) => &**namespace,
+            Self::Unit(unit) => &**unit,
+        }
+    }
+
+    fn shared(&self) -> Arc<dyn BlockDevice> {
+        match self {
+            Self::Export(export) => Arc::clone(export) as Arc<dyn BlockDevice>,
+            Self::Namespace(namespace) => Arc::clone(namespace) as Arc<dyn BlockDevice>,
+            Self::Unit(unit) => Arc::clone(unit) as Arc<dyn BlockDevice>,
+        }
+    }
+
+    fn uri(&self) -> String {
+        match self {
+            Self::Export(export) => export.uri().to_string(),
+            Self::Namespace(namespace) => namespace.uri().to_string(),
+            Self::Unit(unit) => unit.uri().to_string(),
+        }
+    }
+}
+
 /// An open disk, or one of a server.
 #[derive(Debug, Clone)]
 pub enum Opened {
     /// A disk of images.
     Disk(Arc<Disk>),
-    /// A raw export of an NBD server.
-    Export(Arc<NbdDevice>),
-    /// A namespace of an NVMe/TCP target.
-    Namespace(Arc<NvmeDevice>),
+    /// A raw disk of a server.
+    Remote(Remote),
 }
 
 impl Opened {
-    /// Opens what `name` means. For an export only [`OpenOptions::writable`] is used, unless a
-    /// format other than raw is given: then the image inside the export is opened.
+    /// Opens what `name` means. For a disk of a server only [`OpenOptions::writable`] is used,
+    /// unless a format other than raw is given: then the image inside an NBD export is opened.
     ///
     /// # Errors
-    /// As [`Disk::open`]; [`DiskError::Nbd`]; [`DiskError::Nvme`].
+    /// As [`Disk::open`]; [`DiskError::Nbd`]; [`DiskError::Nvme`]; [`DiskError::Iscsi`].
     pub fn open(name: &Path, options: &OpenOptions) -> Result<Self> {
-        let uri = match Place::parse(name)? {
+        let has_format = options.format.is_some_and(|format| format != Format::Raw);
+        let is_raw = !has_format && options.snapshot.is_none();
+        Ok(Self::Remote(match Place::parse(name)? {
             Place::File(path) if options.format != Some(Format::Raw) && is_ova(&path) => {
                 return Ova::open(&path, &options.files)?.open_disk(options).map(Self::Disk);
             }
             Place::File(path) => return Disk::open(path, options).map(Self::Disk),
-            Place::Nbd(uri) => uri,
-            Place::Nvme(uri) => {
-                if options.format.is_some_and(|format| format != Format::Raw) || options.snapshot.is_some() {
-                    return Err(DiskError::Usage {
-                        what: format!("{}: a namespace is a raw disk; images inside it are not read", name.display()),
-                        hint: "leave out `OpenOptions::format` and `OpenOptions::snapshot`".into(),
-                    });
-                }
-                return Ok(Self::Namespace(Arc::new(NvmeDevice::open(&uri, options.writable)?)));
+            Place::Nbd(uri) if has_format => {
+                let files = inside::files(name, &uri, options.writable)?;
+                return Disk::open(name, &OpenOptions { files, ..options.clone() }).map(Self::Disk);
             }
-        };
-        if options.format.is_some_and(|format| format != Format::Raw) {
-            let files = inside::files(name, &uri, options.writable)?;
-            return Disk::open(name, &OpenOptions { files, ..options.clone() }).map(Self::Disk);
-        }
-        if options.snapshot.is_some() {
-            return Err(DiskError::Usage {
-                what: format!("{}: an export is a raw disk, which has no internal snapshots", name.display()),
-                hint: "leave out `OpenOptions::snapshot`".into(),
-            });
-        }
-        Ok(Self::Export(Arc::new(NbdDevice::open(&uri, options.writable)?)))
+            Place::Nbd(uri) if is_raw => Remote::Export(Arc::new(NbdDevice::open(&uri, options.writable)?)),
+            Place::Nvme(uri) if is_raw => Remote::Namespace(Arc::new(NvmeDevice::open(&uri, options.writable)?)),
+            Place::Iscsi(uri) if is_raw => Remote::Unit(Arc::new(IscsiDevice::open(&uri, options.writable)?)),
+            Place::Nbd(_) | Place::Nvme(_) | Place::Iscsi(_) => {
+                return Err(DiskError::Usage {
+                    what: format!(
+                        "{}: it is a raw disk of a server, which has no internal snapshots; images are read inside an \
+                         NBD export only",
+                        name.display()
+                    ),
+                    hint: "leave out `OpenOptions::format` and `OpenOptions::snapshot`".into(),
+                });
+            }
+        }))
     }
 
     /// Opens a disk of images: a file, or an image inside an export whose format is given. Refuses
@@ -137,7 +178,7 @@ impl Opened {
         }
         match Self::open(name, options)? {
             Self::Disk(disk) => Ok(disk),
-            Self::Export(_) | Self::Namespace(_) => Err(refused(name, task)),
+            Self::Remote(_) => Err(refused(name, task)),
         }
     }
 
@@ -145,8 +186,7 @@ impl Opened {
     pub fn device(&self) -> &dyn BlockDevice {
         match self {
             Self::Disk(disk) => &**disk,
-            Self::Export(export) => &**export,
-            Self::Namespace(namespace) => &**namespace,
+            Self::Remote(remote) => remote.device(),
         }
     }
 
@@ -154,8 +194,7 @@ impl Opened {
     pub fn shared(&self) -> Arc<dyn BlockDevice> {
         match self {
             Self::Disk(disk) => Arc::clone(disk) as Arc<dyn BlockDevice>,
-            Self::Export(export) => Arc::clone(export) as Arc<dyn BlockDevice>,
-            Self::Namespace(namespace) => Arc::clone(namespace) as Arc<dyn BlockDevice>,
+            Self::Remote(remote) => remote.shared(),
         }
     }
 
@@ -163,8 +202,7 @@ impl Opened {
     pub fn uri(&self) -> Option<String> {
         match self {
             Self::Disk(_) => None,
-            Self::Export(export) => Some(export.uri().to_string()),
-            Self::Namespace(namespace) => Some(namespace.uri().to_string()),
+            Self::Remote(remote) => Some(remote.uri()),
         }
     }
 
@@ -172,7 +210,7 @@ impl Opened {
     pub fn disk(&self) -> Option<&Arc<Disk>> {
         match self {
             Self::Disk(disk) => Some(disk),
-            Self::Export(_) | Self::Namespace(_) => None,
+            Self::Remote(_) => None,
         }
     }
 
@@ -180,7 +218,7 @@ impl Opened {
     pub fn warnings(&self) -> &[String] {
         match self {
             Self::Disk(disk) => disk.warnings(),
-            Self::Export(_) | Self::Namespace(_) => &[],
+            Self::Remote(_) => &[],
         }
     }
 
@@ -215,6 +253,8 @@ mod tests {
         assert!(matches!(Place::parse(Path::new("nbd+unix:///x")).unwrap_err(), DiskError::Nbd(_)));
         assert!(matches!(Place::parse(Path::new("nvme://h")).unwrap(), Place::Nvme(_)));
         assert!(matches!(Place::parse(Path::new("nvme://h/x")).unwrap_err(), DiskError::Nvme(_)));
+        assert!(matches!(Place::parse(Path::new("iscsi://h")).unwrap(), Place::Iscsi(_)));
+        assert!(matches!(Place::parse(Path::new("iscsi://h/x")).unwrap_err(), DiskError::Iscsi(_)));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use super::{
     login::{LoginAs, endpoint_of, log_in},
     queue::{self, UnitQueue},
     session::Session,
+    unit::{Limits, Shared, UnitInfo, asked, capacity_of},
 };
 use crate::{
     scsi::{
@@ -27,68 +28,6 @@ const ROOM_BYTES: u16 = 512;
 
 /// Room for the list of units.
 const LUNS_ROOM_BYTES: u32 = 8 << 10;
-
-/// What the target tells of the logical unit.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UnitInfo {
-    /// The iSCSI name of the target.
-    pub target: String,
-    /// The number of the logical unit.
-    pub unit: u16,
-    /// Who made the unit.
-    pub vendor: String,
-    /// What it is called.
-    pub product: String,
-    /// Its version.
-    pub revision: String,
-    /// Its serial number; empty if it tells none.
-    pub serial: String,
-    /// Whether the unit refuses writes.
-    pub is_read_only: bool,
-    /// Whether completed writes may be in a volatile cache.
-    pub has_write_cache: bool,
-    /// The longest data of a command in bytes.
-    pub transfer_bytes: u64,
-}
-
-/// What a queue may use.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
-    /// The longest data of a command in bytes.
-    pub(super) transfer_bytes: u64,
-    pub(super) has_fua: bool,
-    pub(super) has_write_cache: bool,
-    pub(super) has_write_same: bool,
-    /// Blocks of one WRITE SAME.
-    pub(super) same_blocks: u64,
-    /// Whether WRITE SAME may unmap, and unmapped blocks read as zeros.
-    pub(super) unmaps_to_zeros: bool,
-}
-
-/// What the queues of a device share.
-#[derive(Debug)]
-pub(super) struct Shared {
-    endpoint: Endpoint,
-    who: LoginAs,
-    pub(super) info: UnitInfo,
-    pub(super) geometry: Geometry,
-    pub(super) limits: Limits,
-}
-
-impl Shared {
-    /// A new session whose unit is ready, and the same as it was.
-    pub(super) fn session(&self) -> Result<Session> {
-        let mut session = log_in(&self.endpoint, &self.who, Some(&self.info.target))?;
-        session.make_ready(self.info.unit)?;
-        let capacity = capacity_of(&mut session, self.info.unit)?;
-        let size_bytes = (capacity.last_block.saturating_add(1)).saturating_mul(capacity.block_bytes.into());
-        if size_bytes != self.geometry.size_bytes {
-            let what = format!("its size was {} bytes, and now is {size_bytes}", self.geometry.size_bytes);
-            return Err(ClientError::Unusable { peer: session.peer(), unit: self.info.unit, what });
-        }
-        Ok(session)
-    }
-}
 
 /// A logical unit of an iSCSI target.
 #[derive(Debug)]
@@ -194,20 +133,10 @@ impl BlockDevice for IscsiDevice {
     }
 }
 
-/// Asks something that the unit must answer.
-fn asked(session: &mut Session, unit: u16, doing: &'static str, cdb: [u8; 16], room_bytes: u32) -> Result<Vec<u8>> {
-    let answer = session.ask(doing, unit, cdb, room_bytes)?;
-    answer.map_err(|answer| ClientError::Refused { peer: session.peer(), doing, answer })
-}
-
 /// A page of vital product data; empty if the unit refuses it.
 fn page(session: &mut Session, unit: u16, number: u8) -> Result<Vec<u8>> {
     let answer = session.ask("describe itself", unit, cdb::inquiry(Some(number), ROOM_BYTES), ROOM_BYTES.into())?;
     Ok(answer.unwrap_or_default())
-}
-
-fn capacity_of(session: &mut Session, unit: u16) -> Result<Capacity> {
-    Ok(Capacity::decode(&asked(session, unit, "tell its capacity", cdb::capacity(32), 32)?))
 }
 
 fn geometry_of(capacity: &Capacity, is_read_only: bool, writable: bool) -> Result<Geometry, String> {

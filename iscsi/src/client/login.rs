@@ -9,7 +9,7 @@
 
 use super::{
     ClientError, Result, chap,
-    session::{Agreed, Numbers, Session},
+    session::{Agreed, Numbers, SEGMENT_BYTES, Session},
 };
 use crate::{
     uri::IscsiUri,
@@ -25,9 +25,6 @@ use std::{
     fs,
     sync::atomic::{AtomicU16, Ordering},
 };
-
-/// Data of one PDU that we take. Longer Data-In PDUs cost fewer headers.
-pub(super) const SEGMENT_BYTES: usize = 1 << 20;
 
 /// Redirections that are followed.
 const MOVES_MAX: usize = 4;

@@ -4,7 +4,8 @@
 //!   session.rs    a session in its blocking phase: PDUs, SCSI commands one at a time
 //!   login.rs      the login: who this initiator is, what both sides agree on
 //!   chap.rs       proving who we are, and asking the target for the same
-//!   device.rs     the logical unit: discovery, size, limits, a session for each queue
+//!   device.rs     the logical unit: discovery, its description
+//!   unit.rs       what is known of the unit, and a session for each queue
 //!   queue.rs      one session of one thread: calls -> SCSI commands, PDUs -> answers
 //!   error.rs      errors
 //! ```
@@ -25,6 +26,8 @@ mod error;
 mod login;
 mod queue;
 mod session;
+mod unit;
 
-pub use device::{IscsiDevice, UnitInfo};
+pub use device::IscsiDevice;
 pub use error::{ClientError, Result};
+pub use unit::UnitInfo;

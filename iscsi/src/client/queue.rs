@@ -11,8 +11,8 @@
 //! tells that something has happened, is busy, or has lost the transfer.
 
 use super::{
-    device::Shared,
     session::{Agreed, Numbers, Session, check_header, check_tail, put_header, put_tail, sense_in, tail_of},
+    unit::Shared,
 };
 use crate::{
     scsi::{Blocks, Sense, cdb, lun_of, status},

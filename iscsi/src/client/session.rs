@@ -1,7 +1,7 @@
 //! A session in its blocking phase: PDUs, and SCSI commands one at a time. Then a queue takes the
 //! connection.
 
-use super::{ClientError, Result, login::SEGMENT_BYTES};
+use super::{ClientError, Result};
 use crate::{
     scsi::{Sense, cdb, lun_of, status},
     wire::{
@@ -15,6 +15,9 @@ use std::{thread, time::Duration};
 /// How often a command is sent again while the unit tells that something has happened, or is not
 /// ready.
 const TRIES_MAX: u32 = 20;
+
+/// Data of one PDU that we take. Longer Data-In PDUs cost fewer headers.
+pub(super) const SEGMENT_BYTES: usize = 1 << 20;
 
 /// Length of the text of a discovery at most, in bytes.
 const TEXT_BYTES_MAX: usize = 1 << 20;

@@ -1,23 +1,35 @@
-//! A hostile initiator of the iSCSI target, over real sockets, and the decoders.
+//! A hostile initiator of the iSCSI target, a hostile target for our initiator, over real sockets,
+//! and the decoders.
 //!
 //! As in `peers.rs`, an input is a list of messages, so that a fuzzer gets past the login: valid
 //! PDUs, valid PDUs with one wrong field, and any bytes. What must hold:
 //!
 //! - The target answers or disconnects soon, sends no more than was asked for, and serves the next
 //!   initiator.
+//! - Every request of our initiator completes and returns its buffer. Errors have a text.
 //! - Memory depends on the bytes sent, not on length fields (`tests/corpus.rs` measures it).
 
-use crate::scripted::play_client;
+use crate::scripted::{ScriptedServer, play_client};
 use arbitrary::{Arbitrary, Unstructured};
 use diskwright_iscsi::{
-    scsi::{Command, Described, mode, persistent::ChangeList, report, unit_of, unmap},
-    wire::{DataOut, HEADER_BYTES, Header, LoginRequest, ScsiCommand, TaskFunction, check_name, padding_of, text},
+    IscsiDevice, IscsiUri,
+    scsi::{
+        Command, Described, Sense,
+        answers::{self, BlockLimits, Caching, Capacity, Standard},
+        cdb, mode,
+        persistent::ChangeList,
+        report, unit_of, unmap,
+    },
+    wire::{
+        Counters, DataIn, DataOut, HEADER_BYTES, Header, LoginReply, LoginRequest, LoginStatus, Opcode,
+        ReadyToTransfer, Residual, ScsiCommand, ScsiReply, Stage, TaskFunction, check_name, padding_of, replies, text,
+    },
 };
 use diskwright_serve::{
     iscsi,
     net::{Address, Export, Listener, Server, ServerOptions},
 };
-use diskwright_store::{MemoryStore, RawDevice};
+use diskwright_store::{BlockDevice, Endpoint, IoBuf, MemoryStore, QueueOptions, RawDevice, Request};
 use std::{
     io::{Read, Write},
     os::unix::net::UnixStream,
@@ -40,8 +52,22 @@ pub fn iscsi_wire(data: &[u8]) {
         let command = ScsiCommand::decode(bytes);
         decode_command(&command.cdb);
     }
+    if let Some(bytes) = data.first_chunk::<HEADER_BYTES>() {
+        let reply = LoginReply::decode(bytes);
+        assert!(!reply.status.to_string().is_empty());
+        let _ = (Header::decode_reply(bytes), DataIn::decode(bytes), ReadyToTransfer::decode(bytes));
+        let _ = (ScsiReply::decode(bytes), Counters::decode(bytes), replies::transfer_tag_of(bytes));
+    }
     if let Some(cdb) = data.first_chunk() {
         decode_command(cdb);
+    }
+    let sense = Sense::decode(data);
+    let _ = (sense.to_string(), sense.to_error_kind(), sense.is_transient());
+    let _ = (Standard::decode(data), Capacity::decode(data), Caching::decode(data), BlockLimits::decode(data));
+    let _ = (answers::serial(data), answers::same_unmaps(data), answers::says_supported(data));
+    assert!(answers::pages(data).len() <= data.len() && answers::units(data).len() * 8 <= data.len());
+    if let Ok(uri) = std::str::from_utf8(data).map_err(drop).and_then(|text| IscsiUri::parse(text).map_err(drop)) {
+        assert_eq!(IscsiUri::parse(&uri.to_string()).as_ref(), Ok(&uri));
     }
     if let Ok(ranges) = unmap::ranges(data) {
         assert!(ranges.len() * 16 <= data.len());
@@ -283,5 +309,203 @@ pub fn iscsi_target(data: &[u8]) {
         let mut header = [0; HEADER_BYTES];
         other.read_exact(&mut header).expect("an answer to another initiator");
         assert_eq!((header[0], header[36]), (0x23, 0));
+    }
+}
+
+/// What a hostile target sends when a request may be in flight.
+#[derive(Debug, Arbitrary)]
+enum TargetMessage {
+    Done { tag: u8, status: u8, sense: [u8; 18], more: Told },
+    Data { tag: u8, offset: u8, len: u16, ends: Option<u8>, more: Told },
+    Ready { tag: u8, offset: u8, len: u16, more: Told },
+    Question { transfer_tag: u32, more: Told },
+    Event { event: u8, more: Told },
+    Bytes(Vec<u8>),
+}
+
+/// What the header of a PDU tells besides.
+#[derive(Debug, Arbitrary)]
+struct Told {
+    /// Replaces a byte of the header.
+    wrong: Option<(u8, u8)>,
+    window: u8,
+}
+
+impl Told {
+    fn counters(&self) -> Counters {
+        Counters { stat_sn: 1, expected_cmd_sn: 1, max_cmd_sn: u32::from(self.window) }
+    }
+
+    fn put(&self, mut header: [u8; HEADER_BYTES], data: &[u8], out: &mut Vec<u8>) {
+        if let Some((at, byte)) = self.wrong {
+            header[usize::from(at) % HEADER_BYTES] = byte;
+        }
+        put(&header, data, out);
+    }
+}
+
+#[derive(Debug, Arbitrary)]
+struct TargetScript {
+    /// Replaces a byte of what the session of the device sends.
+    wrong: Option<(u16, u8)>,
+    /// What the session of the queue sends.
+    answers: Vec<TargetMessage>,
+    piece: u8,
+}
+
+const WIDE: Counters = Counters { stat_sn: 1, expected_cmd_sn: 1, max_cmd_sn: 1000 };
+
+fn put(header: &[u8; HEADER_BYTES], data: &[u8], out: &mut Vec<u8>) {
+    out.extend_from_slice(header);
+    out.extend_from_slice(data);
+    out.resize(out.len() + padding_of(data.len()), 0);
+}
+
+/// The login, in two steps.
+fn put_login(out: &mut Vec<u8>) {
+    for (stage, next, key) in [
+        (Stage::Security, Stage::Operational, ("AuthMethod", "None")),
+        (Stage::Operational, Stage::Full, ("MaxRecvDataSegmentLength", "8192")),
+    ] {
+        let mut keys = Vec::new();
+        text::put(&mut keys, key.0, key.1);
+        let reply = LoginReply {
+            transits: true,
+            continues: false,
+            stage: Some(stage),
+            next: Some(next),
+            isid: [0; 6],
+            tsih: 1,
+            tag: 1,
+            counters: WIDE,
+            status: LoginStatus::SUCCESS,
+        };
+        put(&reply.encode(keys.len()), &keys, out);
+    }
+}
+
+/// Data that end the command with this tag, or its end if there are none.
+fn put_answer(tag: u32, data: &[u8], out: &mut Vec<u8>) {
+    let ends = Some((0, Residual::None));
+    let part = DataIn { tag, is_final: true, ends, data_sn: 0, offset_bytes: 0 };
+    put(&part.encode(WIDE, data.len()), data, out);
+}
+
+impl TargetScript {
+    /// What the session of the device sends: the answers that our initiator waits for, in their
+    /// order.
+    fn device(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        put_login(&mut out);
+        let disk = disk();
+        let page = |number| disk.page(number).expect("a page that it has");
+        let Ok(Command::ModeSense { query, .. }) = Command::decode(&cdb::mode_sense(Caching::PAGE, 192)) else {
+            unreachable!("our own command")
+        };
+        let answers = [
+            report::luns(0, [0].into_iter()).expect("the list"),
+            Vec::new(),
+            disk.standard(),
+            report::capacity_16(&disk),
+            mode::sense(&disk, &query).expect("a page that it has"),
+            page(0x00),
+            page(0x80),
+            page(0xb0),
+            page(0xb2),
+            vec![0, 3, 0, 0],
+        ];
+        for (tag, answer) in (1..).zip(answers) {
+            put_answer(tag, &answer, &mut out);
+        }
+        put(&replies::outcome(Opcode::LogoutResponse, 11, 0, WIDE), &[], &mut out);
+        if let Some((at, byte)) = self.wrong {
+            let at = usize::from(at) % out.len();
+            out[at] = byte;
+        }
+        out
+    }
+
+    fn queue(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        put_login(&mut out);
+        put_answer(1, &[], &mut out);
+        put_answer(2, &report::capacity_16(&disk()), &mut out);
+        for answer in self.answers.iter().take(MOST) {
+            match answer {
+                TargetMessage::Done { tag, status, sense, more } => {
+                    let data = [&[0, 18][..], sense].concat();
+                    let (tag, residual) = (u32::from(tag % 8), Residual::None);
+                    let reply = ScsiReply { tag, is_carried_out: true, status: *status, residual, expected_data_sn: 0 };
+                    more.put(reply.encode(more.counters(), data.len()), &data, &mut out);
+                }
+                TargetMessage::Data { tag, offset, len, ends, more } => {
+                    let ends = ends.map(|status| (status, Residual::None));
+                    let (tag, offset_bytes) = (u32::from(tag % 8), u32::from(*offset) * 64);
+                    let part = DataIn { tag, is_final: true, ends, data_sn: 0, offset_bytes };
+                    let data = vec![0x6b; usize::from(*len) % 8192];
+                    more.put(part.encode(more.counters(), data.len()), &data, &mut out);
+                }
+                TargetMessage::Ready { tag, offset, len, more } => {
+                    let (tag, offset_bytes) = (u32::from(tag % 8), u32::from(*offset) * 64);
+                    let len_bytes = (*len).into();
+                    let wanted = ReadyToTransfer { tag, lun: 0, transfer_tag: 1, r2t_sn: 0, offset_bytes, len_bytes };
+                    more.put(wanted.encode(more.counters()), &[], &mut out);
+                }
+                TargetMessage::Question { transfer_tag, more } => {
+                    more.put(replies::nop_in(u32::MAX, 0, *transfer_tag, more.counters(), 0), &[], &mut out);
+                }
+                TargetMessage::Event { event, more } => {
+                    let mut header = [0; HEADER_BYTES];
+                    (header[0], header[1], header[36]) = (Opcode::Async as u8, 0x80, *event);
+                    more.put(header, &[], &mut out);
+                }
+                TargetMessage::Bytes(bytes) => out.extend_from_slice(bytes),
+            }
+        }
+        out
+    }
+}
+
+fn hostile_target() -> &'static ScriptedServer {
+    static TARGET: OnceLock<&ScriptedServer> = OnceLock::new();
+    TARGET.get_or_init(ScriptedServer::start)
+}
+
+/// The fuzz target: a hostile target for our initiator.
+pub fn iscsi_initiator(data: &[u8]) {
+    let Ok(script) = TargetScript::arbitrary(&mut Unstructured::new(data)) else { return };
+    let target = hostile_target();
+    target.set([script.device(), script.queue()], script.piece);
+    let uri = IscsiUri::at(Endpoint::Unix(target.socket()), TARGET, 0);
+    let told = |error: &dyn std::error::Error| assert!(!error.to_string().is_empty());
+    let device = match IscsiDevice::open(&uri, true) {
+        Ok(device) => device,
+        Err(error) => return told(&error),
+    };
+    let mut queue = match device.open_queue(&QueueOptions::default()) {
+        Ok(queue) => queue,
+        Err(error) => return told(&error),
+    };
+    let mut pushed = 0;
+    for request in [
+        Request::read(0, 4096, IoBuf::new(4096), 0),
+        Request::write(8192, 512, IoBuf::new(512), 1),
+        Request::write(16384, 131072, IoBuf::new(131072), 2),
+        Request::flush(3),
+        Request::discard(32768, 4096, 4),
+    ] {
+        // The unit may be smaller.
+        pushed += usize::from(queue.push(request).is_ok());
+    }
+    let mut completions = Vec::new();
+    while queue.in_flight() > 0 {
+        queue.reap(1, &mut completions).expect("a queue reports errors by its completions");
+    }
+    assert_eq!(completions.len(), pushed);
+    for completion in completions {
+        assert_eq!(completion.buf.is_some(), completion.tag < 3, "a buffer is lost");
+        if let Err(error) = completion.result {
+            told(&error);
+        }
     }
 }

@@ -13,7 +13,7 @@
 //!     ├─ wire.rs       the decoders of the NBD protocol
 //!     ├─ peers.rs      a server with a hostile client, and a client with a hostile server
 //!     ├─ nvme.rs      an NVMe/TCP target with a hostile host, a host with a hostile target
-//!     ├─ iscsi.rs     an iSCSI target with a hostile initiator
+//!     ├─ iscsi.rs     an iSCSI target with a hostile initiator, an initiator with a hostile target
 //!     ├─ scripted.rs  a server that sends chosen bytes
 //!     ├─ vhost.rs      a vhost-user device with a hostile front-end or guest
 //!     ├─ ova.rs        damaged OVAs, and texts of OVF

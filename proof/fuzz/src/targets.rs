@@ -22,7 +22,7 @@ use std::sync::Arc;
 pub type Body = fn(&[u8]);
 
 /// All targets by name. The names are also those of the binaries and of the corpus folders.
-pub const TARGETS: [(&str, Body); 22] = [
+pub const TARGETS: [(&str, Body); 23] = [
     ("parsers", parsers),
     ("open_any", open_any),
     ("open_damaged", open_damaged),
@@ -34,6 +34,7 @@ pub const TARGETS: [(&str, Body); 22] = [
     ("nbd_client", peers::nbd_client),
     ("iscsi_wire", iscsi::iscsi_wire),
     ("iscsi_target", iscsi::iscsi_target),
+    ("iscsi_initiator", iscsi::iscsi_initiator),
     ("nvme_wire", nvme::nvme_wire),
     ("nvme_target", nvme::nvme_target),
     ("nvme_host", nvme::nvme_host),

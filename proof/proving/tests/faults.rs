@@ -64,6 +64,11 @@ fn over_nvme() {
 }
 
 #[test]
+fn over_iscsi() {
+    fail_every_operation(&["raw, over iSCSI", "vhdx dynamic 1M, over iSCSI"]);
+}
+
+#[test]
 fn over_vhost_user() {
     fail_every_operation(&[
         "raw, over vhost-user",

@@ -125,7 +125,14 @@ fn can_play(case: &disk::DiskCase) -> bool {
 
 #[test]
 fn a_server_passes_flushes_and_fua_on() {
-    for case in ["raw, over NBD", "vhdx dynamic 1M, over NBD", "raw, over NVMe", "vhdx dynamic 1M, over NVMe"] {
+    for case in [
+        "raw, over NBD",
+        "vhdx dynamic 1M, over NBD",
+        "raw, over NVMe",
+        "vhdx dynamic 1M, over NVMe",
+        "raw, over iSCSI",
+        "vhdx dynamic 1M, over iSCSI",
+    ] {
         if can_play(&disk::named(case)) {
             broken_below("a flush over the network makes durable", case, Mutation::NotDurable(Phase::Flush));
             broken_above("a server passes flushes on", case, BrokenRule::ServerForgetsFlush);

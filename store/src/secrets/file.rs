@@ -1,7 +1,8 @@
 //! A file of secrets: TOML with `[[client]]` tables and one of `[server]`, each with `name` and
 //! `secret`.
 //!
-//! Server and clients read the same form. Only the owner of the file may read it. What is wrong is said without the secrets.
+//! Server and clients read the same form. Only the owner of the file may read it. What is wrong is
+//! said without the secrets.
 
 use super::{Credentials, Secrets, SecretsError};
 use serde::Deserialize;

@@ -73,9 +73,9 @@ impl Source {
             (None, None, Opened::Disk(chain)) => {
                 Self::of(asked, Difference::since((chain, file), asked.since, &options.files, engine)?)
             }
-            (None, None, Opened::Export(_) | Opened::Namespace(_)) => {
+            (None, None, Opened::Remote(_)) => {
                 return Err(Failure::usage(format!(
-                    "{}: an export has no parent; name the disk that it is to be compared with",
+                    "{}: a disk of a server has no parent; name the disk that it is to be compared with",
                     file.display()
                 )));
             }

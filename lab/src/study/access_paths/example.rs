@@ -24,12 +24,13 @@ fn round(iops: f64, mean_us: f64, client_us: f64, server_us: Option<f64>) -> Fig
     }
 }
 
-/// Cells of four access paths at each load.
+/// Cells of five access paths at each load.
 pub(super) fn cells() -> Vec<Cell> {
     let ways = [
         (AccessPath::InProcess, 40_000.0, 1000.0, 10.0, None),
         (AccessPath::Nbd, 30_000.0, 1333.0, 8.0, Some(12.0)),
         (AccessPath::NvmeTcp, 28_000.0, 1428.0, 9.0, Some(13.0)),
+        (AccessPath::Iscsi, 26_000.0, 1538.0, 10.0, Some(14.0)),
         (AccessPath::Attach, 20_000.0, 2000.0, 9.0, Some(16.0)),
     ];
     let mut cells = Vec::new();

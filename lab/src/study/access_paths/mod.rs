@@ -1,15 +1,16 @@
-//! The study `access-paths`: the cost of reaching a disk over NBD or NVMe/TCP, or as an attached
-//! device.
+//! The study `access-paths`: the cost of reaching a disk over NBD, NVMe/TCP or iSCSI, or as an
+//! attached device.
 //!
 //! The paper ("Measuring SMB 3.0, iSCSI, and FC Protocols") compares three protocols on one storage
 //! system with an OLTP load of twenty clients. Its scale sets the first protocol to 100. This study
-//! reaches the same fully allocated disk by five access paths, and a raw file by two:
+//! reaches the same fully allocated disk by six access paths, and a raw file by two:
 //!
 //! ```text
 //!   in process   generator ─▶ engine ─▶ disk                                        = 100
 //!   NBD          generator ─▶ client ─▶ unix socket ─▶ `serve` ─▶ engine ─▶ disk
 //!   NBD, TCP     generator ─▶ client ─▶ loopback ─▶ `serve` ─▶ engine ─▶ disk
 //!   NVMe/TCP     generator ─▶ host ─▶ loopback ─▶ `serve` ─▶ engine ─▶ disk
+//!   iSCSI        generator ─▶ initiator ─▶ loopback ─▶ `serve` ─▶ engine ─▶ disk
 //!   attach       generator ─▶ loop device ─▶ FUSE ─▶ `attach` ─▶ engine ─▶ disk
 //!   raw file     generator ─▶ raw file               control: no container
 //!   qemu-nbd     generator ─▶ client ─▶ unix socket ─▶ qemu-nbd ─▶ raw file          peer

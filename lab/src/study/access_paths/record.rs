@@ -28,6 +28,8 @@ pub enum AccessPath {
     NbdTcp,
     /// Our NVMe/TCP target and our host over TCP on loopback.
     NvmeTcp,
+    /// Our iSCSI target and our initiator over TCP on loopback.
+    Iscsi,
     /// A loop device on a FUSE file.
     Attach,
     /// A raw file in the process of the load generator.
@@ -38,8 +40,16 @@ pub enum AccessPath {
 
 impl AccessPath {
     /// All access paths; the base of the ratios is the first.
-    pub const ALL: [Self; 7] =
-        [Self::InProcess, Self::Nbd, Self::NbdTcp, Self::NvmeTcp, Self::Attach, Self::RawFile, Self::QemuNbd];
+    pub const ALL: [Self; 8] = [
+        Self::InProcess,
+        Self::Nbd,
+        Self::NbdTcp,
+        Self::NvmeTcp,
+        Self::Iscsi,
+        Self::Attach,
+        Self::RawFile,
+        Self::QemuNbd,
+    ];
 
     /// Name in reports, and the subject of its cells.
     pub fn name(self) -> &'static str {
@@ -48,6 +58,7 @@ impl AccessPath {
             Self::Nbd => "NBD",
             Self::NbdTcp => "NBD, TCP",
             Self::NvmeTcp => "NVMe/TCP",
+            Self::Iscsi => "iSCSI",
             Self::Attach => "attach",
             Self::RawFile => "raw file",
             Self::QemuNbd => "qemu-nbd, raw",
@@ -69,6 +80,9 @@ impl AccessPath {
             Self::NbdTcp => "The same over TCP on loopback, which has no delay of a network.",
             Self::NvmeTcp => {
                 "`diskwright serve --nvme --ephemeral` and our host over TCP on loopback, one I/O queue per client. It stands for Fibre Channel too, which needs hardware."
+            }
+            Self::Iscsi => {
+                "`diskwright serve --iscsi --ephemeral` and our initiator over TCP on loopback, one session per client."
             }
             Self::Attach => "`diskwright attach --ephemeral`: a loop device with direct I/O over a FUSE file.",
             Self::RawFile => "A raw file in the process of the load generator, overwritten in place.",
@@ -98,7 +112,8 @@ pub struct AccessPathsResult {
     /// All access paths, also those that were skipped.
     pub ways: Vec<AccessPathRecord>,
     /// Each access path at each load: the part is the load, the subject is the access path. CPU
-    /// time is that of the load generator's process, which contains the client of NBD or NVMe/TCP.
+    /// time is that of the load generator's process, which contains the client of NBD, NVMe/TCP or
+    /// iSCSI.
     pub cells: Vec<Cell>,
 }
 

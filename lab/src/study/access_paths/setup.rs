@@ -105,7 +105,9 @@ impl Disks {
         let no_program = || "the caller gave no way to start this program as a server".to_owned();
         match way {
             AccessPath::InProcess | AccessPath::RawFile => None,
-            AccessPath::Nbd | AccessPath::NbdTcp | AccessPath::NvmeTcp => self.program.is_none().then(no_program),
+            AccessPath::Nbd | AccessPath::NbdTcp | AccessPath::NvmeTcp | AccessPath::Iscsi => {
+                self.program.is_none().then(no_program)
+            }
             AccessPath::Attach if self.program.is_none() => Some(no_program()),
             AccessPath::Attach if !nix::unistd::geteuid().is_root() => {
                 Some("block devices need root (use sudo)".into())
@@ -139,6 +141,7 @@ impl Disks {
                 self.over_tcp("--nbd", |port| uri(port).to_string())
             }
             AccessPath::NvmeTcp => self.over_tcp("--nvme", |port| format!("nvme://127.0.0.1:{port}")),
+            AccessPath::Iscsi => self.over_tcp("--iscsi", |port| format!("iscsi://127.0.0.1:{port}")),
             AccessPath::QemuNbd => {
                 let socket = self.socket("qemu")?;
                 let mut command = Command::new(peer::find("qemu-nbd").unwrap_or_else(|| "qemu-nbd".into()));

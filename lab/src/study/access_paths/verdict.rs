@@ -12,7 +12,7 @@ pub(crate) fn relative(ratio: f64) -> String {
 pub(super) fn verdict(cells: &[Cell], ways: &[AccessPathRecord], partial: Option<(usize, usize)>) -> String {
     let loads = Compared::all(cells);
     let partial = partial.map_or_else(String::new, |(whole, asked)| format!("Partial, {whole} of {asked} rounds: "));
-    let outside: Vec<AccessPath> = [AccessPath::Nbd, AccessPath::NvmeTcp, AccessPath::Attach]
+    let outside: Vec<AccessPath> = [AccessPath::Nbd, AccessPath::NvmeTcp, AccessPath::Iscsi, AccessPath::Attach]
         .into_iter()
         .filter(|way| ways.iter().any(|record| record.way == *way && record.skipped.is_none()))
         .collect();

@@ -151,6 +151,8 @@ pub enum Front {
     Nbd,
     /// An NVMe/TCP target with one worker, and our own host, with both digests.
     Nvme,
+    /// An iSCSI target with one worker, and our own initiator, with both digests.
+    Iscsi,
     /// A vhost-user device with one virtqueue, and the test front-end.
     VhostUser,
 }

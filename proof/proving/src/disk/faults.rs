@@ -140,7 +140,7 @@ impl DiskCase {
         }
     }
 
-    /// Over NBD and NVMe/TCP, the first error tells the kind of the failed operation in the
+    /// Over NBD, NVMe/TCP and iSCSI, the first error tells the kind of the failed operation in the
     /// protocol's own terms. (Later errors say that the disk is poisoned, or report the next
     /// failure.)
     fn judge_errno(&self, stage: &Stage<DiskTruth>, error: &str) -> Outcome {
@@ -151,6 +151,8 @@ impl DiskCase {
             (Front::Nbd, true) => &["ENOSPC"],
             (Front::Nvme, false) => &["write fault", "unrecovered read error"],
             (Front::Nvme, true) => &["capacity exceeded"],
+            (Front::Iscsi, false) => &["write error", "unrecovered read error"],
+            (Front::Iscsi, true) => &["no space left"],
             (Front::Queue | Front::VhostUser, _) => return Ok(()),
         };
         if names.iter().any(|name| error.contains(name)) {

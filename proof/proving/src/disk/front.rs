@@ -4,6 +4,7 @@
 //!   session ─▶ BlockQueue of the Disk
 //!   session ─▶ BlockQueue of an NbdDevice ─▶ unix socket ─▶ Server ─▶ BlockQueue of the Disk
 //!   session ─▶ BlockQueue of an NvmeDevice ─▶ unix socket ─▶ Server ─▶ BlockQueue of the Disk
+//!   session ─▶ BlockQueue of an IscsiDevice ─▶ unix socket ─▶ Server ─▶ BlockQueue of the Disk
 //!   session ─▶ BlockQueue of a FrontEnd ─▶ virtqueue ─▶ VhostUserServer ─▶ BlockQueue of the Disk
 //! ```
 //!
@@ -14,10 +15,11 @@
 use super::{DiskCase, Front};
 use crate::{rule_breaker::BrokenRule, stage::Outcome};
 use diskwright_disk::Disk;
+use diskwright_iscsi::{IscsiDevice, IscsiUri};
 use diskwright_nbd::{NbdDevice, NbdUri};
 use diskwright_nvme::{NvmeDevice, NvmeUri, wire::Digests};
 use diskwright_serve::{
-    ThreadError, nbd,
+    ThreadError, iscsi, nbd,
     net::{Address, Export, Listener, ServeError, ServerOptions},
     nvme,
     vhost_user::{
@@ -29,10 +31,11 @@ use diskwright_store::{
     BlockDevice, BlockQueue, Completion, Endpoint, Extent, Geometry, IoBuf, MemoryStore, Operation, PushError,
     QueueOptions, RawDevice, Request,
 };
-use std::{io, sync::Arc};
+use std::{io, path::Path, sync::Arc};
 use tempfile::TempDir;
 
 const SUBSYSTEM: &str = "nqn.2026-01.org.example:disks";
+const TARGET: &str = "iqn.2026-01.org.example:disks";
 
 /// No request of a session has more.
 const PAYLOAD_BYTES: usize = 2 << 20;
@@ -72,22 +75,9 @@ impl Served {
         let listener = Listener::bind(&Address::Unix(socket.clone())).map_err(|error| error.to_string())?;
         let (client, server): (Box<dyn BlockDevice>, _) = match front {
             Front::Queue => return Err("the disk's own queue needs no server".into()),
-            Front::Nbd => {
-                let writable = !device.geometry().read_only;
-                let export = Export { name: "disk".into(), description: String::new(), device };
-                let options = ServerOptions { workers: 1, ..ServerOptions::default() };
-                let server = nbd::start(vec![export], vec![listener], options).map_err(not_served)?;
-                let client = NbdDevice::open(&NbdUri::unix(&socket, "disk"), writable);
-                (Box::new(client.map_err(|error| error.to_string())?), Server::Net(server))
-            }
-            Front::Nvme => {
-                let writable = !device.geometry().read_only;
-                let export = Export { name: "disk".into(), description: String::new(), device };
-                let options = ServerOptions { workers: 1, ..ServerOptions::default() };
-                let server = nvme::start(SUBSYSTEM, vec![export], vec![listener], options).map_err(not_served)?;
-                let uri = NvmeUri::at(Endpoint::Unix(socket), SUBSYSTEM, 1);
-                let client = NvmeDevice::open(&NvmeUri { digests: Digests::all(), ..uri }, writable);
-                (Box::new(client.map_err(|error| error.to_string())?), Server::Net(server))
+            Front::Nbd | Front::Nvme | Front::Iscsi => {
+                let (client, server) = served_by_net(front, &socket, listener, device)?;
+                (client, Server::Net(server))
             }
             Front::VhostUser => {
                 let options = VhostUserOptions { name: "disk".into(), queues: 1, is_ephemeral: false };
@@ -116,6 +106,37 @@ impl Served {
             Server::VhostUser(server) => server.stop().map_err(|error| error.to_string()),
         }
     }
+}
+
+/// A server of the network with one worker, and its client.
+fn served_by_net(
+    front: Front,
+    socket: &Path,
+    listener: Listener,
+    device: Arc<dyn BlockDevice>,
+) -> Outcome<(Box<dyn BlockDevice>, diskwright_serve::net::Server)> {
+    let writable = !device.geometry().read_only;
+    let exports = vec![Export { name: "disk".into(), description: String::new(), device }];
+    let options = ServerOptions { workers: 1, ..ServerOptions::default() };
+    let endpoint = Endpoint::Unix(socket.to_owned());
+    let told = |error: &dyn std::error::Error| error.to_string();
+    Ok(match front {
+        Front::Nvme => {
+            let server = nvme::start(SUBSYSTEM, exports, vec![listener], options).map_err(not_served)?;
+            let uri = NvmeUri { digests: Digests::all(), ..NvmeUri::at(endpoint, SUBSYSTEM, 1) };
+            (Box::new(NvmeDevice::open(&uri, writable).map_err(|error| told(&error))?), server)
+        }
+        Front::Iscsi => {
+            let server = iscsi::start(TARGET, exports, vec![listener], options).map_err(not_served)?;
+            let uri = IscsiUri { header_digest: true, data_digest: true, ..IscsiUri::at(endpoint, TARGET, 0) };
+            (Box::new(IscsiDevice::open(&uri, writable).map_err(|error| told(&error))?), server)
+        }
+        Front::Nbd | Front::Queue | Front::VhostUser => {
+            let server = nbd::start(exports, vec![listener], options).map_err(not_served)?;
+            let client = NbdDevice::open(&NbdUri::unix(socket, "disk"), writable);
+            (Box::new(client.map_err(|error| told(&error))?), server)
+        }
+    })
 }
 
 fn not_served(error: ServeError) -> String {

@@ -166,6 +166,9 @@ pub fn all() -> Vec<DiskCase> {
         )),
         served(kind("vhdx dynamic 1M, over NBD", Format::Vhdx, DiskType::Dynamic, mib, 64 * m, &[0, 1, 2, 30, 63])),
         served(kind("vhdx differencing 1M, over NBD", Format::Vhdx, DiskType::Differencing, mib, 64 * m, &[0, 1, 40])),
+        unit(kind("raw, over iSCSI", Format::Raw, DiskType::Fixed, 0, 2 * m, &[0, 1, 17, 31])),
+        unit(kind("vhdx dynamic 1M, over iSCSI", Format::Vhdx, DiskType::Dynamic, mib, 64 * m, &[0, 1, 2, 30, 63])),
+        unit(kind("vhdx differencing 1M, over iSCSI", Format::Vhdx, DiskType::Differencing, mib, 64 * m, &[0, 1, 40])),
         target(kind("raw, over NVMe", Format::Raw, DiskType::Fixed, 0, 2 * m, &[0, 1, 17, 31])),
         target(kind("vhdx dynamic 1M, over NVMe", Format::Vhdx, DiskType::Dynamic, mib, 64 * m, &[0, 1, 2, 30, 63])),
         target(kind("vhdx differencing 1M, over NVMe", Format::Vhdx, DiskType::Differencing, mib, 64 * m, &[0, 1, 40])),
@@ -663,6 +666,11 @@ fn served(case: DiskCase) -> DiskCase {
 /// The same case behind an NVMe/TCP target.
 fn target(case: DiskCase) -> DiskCase {
     DiskCase { front: Front::Nvme, ..case }
+}
+
+/// The same case behind an iSCSI target.
+fn unit(case: DiskCase) -> DiskCase {
+    DiskCase { front: Front::Iscsi, ..case }
 }
 
 /// The same case as the disk of a virtual machine.

@@ -51,7 +51,9 @@ impl<'a> Session<'a> {
         let options = QueueOptions { depth: 1, engine: case.engine(), slab: None, ring: None };
         let served = match front {
             Front::Queue => None,
-            Front::Nbd | Front::Nvme | Front::VhostUser => Some(Served::start(front, device_of(case, &disk))?),
+            Front::Nbd | Front::Nvme | Front::Iscsi | Front::VhostUser => {
+                Some(Served::start(front, device_of(case, &disk))?)
+            }
         };
         let queue = match &served {
             None => disk.open_queue(&options),
