@@ -5,7 +5,10 @@ use crate::common::Workshop;
 use crate::guest_machine::find;
 use crate::serving::{Serving, page};
 use nix::sys::signal::Signal;
-use std::{os::unix::fs::PermissionsExt, process::Command};
+use std::{
+    os::unix::fs::PermissionsExt,
+    process::{Child, Command},
+};
 
 const TARGET: &str = "iqn.2026-11.org.example:disks";
 
@@ -137,7 +140,7 @@ fn a_logical_unit_is_a_disk_wherever_a_file_is_taken() {
     assert_eq!((&info["schema"], &info["lun"]), (&"diskwright.info-unit/1".into(), &0.into()));
     assert_eq!((&info["virtual_size"], &info["read_only"]), (&(64 << 20).into(), &false.into()));
     let text = shop.ok(&format!("info '{b}'"));
-    assert!(text.contains("logical unit      1\n") && text.contains(TARGET), "{text}");
+    assert!(text.contains("logical unit       1\n") && text.contains(TARGET), "{text}");
     shop.ok(&format!("io '{a}' -c 'read -P 7 3M 1M' -c 'write -P 9 5M 64k' -c 'discard 3M 4k' -c flush"));
     shop.ok(&format!("convert '{a}' copy.vhdx --verify"));
     shop.ok("io copy.vhdx -c 'read -P 9 5M 64k' -c 'read -P 0 3M 4k'");
@@ -170,6 +173,16 @@ fn a_logical_unit_is_a_disk_wherever_a_file_is_taken() {
     assert!(error.contains("cannot connect") && error.contains("check that the target is running"), "{error}");
 }
 
+/// A program that is killed at the end of a test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// tgtd is not ours: what our initiator understands must not be what only our target says.
 #[test]
 fn a_target_of_others_is_a_disk() {
@@ -181,10 +194,9 @@ fn a_target_of_others_is_a_disk() {
     std::fs::File::create(shop.path("disk")).unwrap().set_len(64 << 20).unwrap();
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let control = (std::process::id() % 1000 + 7000).to_string();
-    let mut target = Command::new("tgtd")
-        .args(["-f", "-C", &control, "--iscsi", &format!("portal=127.0.0.1:{port}")])
-        .spawn()
-        .unwrap();
+    let mut command = Command::new("tgtd");
+    command.args(["-f", "-C", &control, "--iscsi", &format!("portal=127.0.0.1:{port}")]);
+    let target = Killed(command.spawn().unwrap());
     let admin = |words: &str| {
         let status = Command::new("tgtadm").args(["-C", &control, "--lld", "iscsi"]).args(words.split(' ')).status();
         status.is_ok_and(|status| status.success())
@@ -192,7 +204,6 @@ fn a_target_of_others_is_a_disk() {
     let start = std::time::Instant::now();
     while !admin(&format!("--op new --mode target --tid 1 -T {NAME}")) {
         if start.elapsed().as_secs() > 20 {
-            let _ = target.kill();
             println!("skipped: a_target_of_others_is_a_disk: tgtd does not run here");
             return;
         }
@@ -206,11 +217,15 @@ fn a_target_of_others_is_a_disk() {
     assert!(text.contains("VIRTUAL-DISK") && text.contains("64 MiB"), "{text}");
     let steps = "-c 'write -P 9 5M 2M' -c 'write -z 6M 4k' -c flush -c 'read -P 9 5M 1M' -c 'read -P 0 6M 4k'";
     shop.ok(&format!("io '{uri}' {steps}"));
+    let error = shop.fails(1, &format!("info '{uri}?data-digest'"));
+    assert!(error.contains("leave out") && error.contains("DataDigest=None"), "{error}");
+    for name in ["HeaderDigest", "DataDigest"] {
+        assert!(admin(&format!("--op update --mode target --tid 1 --name {name} --value CRC32C")));
+    }
     shop.ok(&format!("io '{uri}?header-digest&data-digest' -c 'read -P 9 5M 1M' -c 'write -P 3 0 64k'"));
     shop.ok(&format!("convert '{uri}' copy.vhdx --verify"));
     shop.ok(&format!("convert copy.vhdx '{uri}' --verify"));
-    let _ = target.kill();
-    let _ = target.wait();
+    drop(target);
     let bytes = std::fs::read(disk).unwrap();
     assert!(bytes[..64 << 10].iter().all(|&byte| byte == 3) && bytes[6 << 20..][..4096].iter().all(|&byte| byte == 0));
 }

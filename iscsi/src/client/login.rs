@@ -105,6 +105,7 @@ enum Attempt {
 
 fn attempt(endpoint: &Endpoint, who: &LoginAs, target: Option<&str>) -> Result<Attempt> {
     const DOING: &str = "logging in";
+    const USING_DIGESTS: &str = "use the digests of the URI";
     let connection = Connection::open(endpoint)?;
     let mut session = Session::new(connection);
     let isid = isid();
@@ -159,10 +160,19 @@ fn attempt(endpoint: &Endpoint, who: &LoginAs, target: Option<&str>) -> Result<A
         }
         steps.take(&pairs, &mut session.agreed, &mut keys).map_err(|trouble| match trouble {
             Trouble::Violation(what) => session.violation(&what),
-            Trouble::Unknown(what) => ClientError::Authentication { peer: session.peer(), what },
+            Trouble::Authentication(what) => ClientError::Authentication { peer: session.peer(), what },
+            Trouble::Digest(answer) => ClientError::Refused { peer: session.peer(), doing: USING_DIGESTS, answer },
         })?;
         transits = match (reply.transits, reply.next) {
-            (true, Some(Stage::Full)) => {
+            (true, _) if !transits => {
+                return Err(session.violation("it goes on with the next stage, for which we are not ready"));
+            }
+            (true, Some(Stage::Full)) if steps.stage == Stage::Operational => {
+                let Agreed { header_digest, data_digest, .. } = session.agreed;
+                if (header_digest, data_digest) != (who.header_digest, who.data_digest) {
+                    let answer = "it does not answer which it uses; leave out ?header-digest and ?data-digest".into();
+                    return Err(ClientError::Refused { peer: session.peer(), doing: USING_DIGESTS, answer });
+                }
                 steps.end().map_err(|what| ClientError::Authentication { peer: session.peer(), what })?;
                 session.is_full = true;
                 return Ok(Attempt::In(Box::new(session)));
@@ -187,7 +197,9 @@ pub(super) fn endpoint_of(address: &str) -> Option<Endpoint> {
 
 enum Trouble {
     Violation(String),
-    Unknown(String),
+    Authentication(String),
+    /// The target does not use a digest that was asked for.
+    Digest(String),
 }
 
 /// How far a login is.
@@ -262,7 +274,11 @@ impl Steps<'_> {
                 (Stage::Security, "AuthMethod") if value != "None" => {
                     let what =
                         format!("the target wants a proof of who we are ({value}); write ?secrets=FILE in the URI");
-                    return Err(Trouble::Unknown(what));
+                    return Err(Trouble::Authentication(what));
+                }
+                (Stage::Operational, "HeaderDigest" | "DataDigest") if value == "None" && self.wants_digest(name) => {
+                    let what = format!("it answers {name}=None; leave out ?header-digest and ?data-digest");
+                    return Err(Trouble::Digest(what));
                 }
                 (Stage::Operational, _) => {
                     self.agree(name, value, agreed).map_err(|what| {
@@ -285,12 +301,12 @@ impl Steps<'_> {
         let value_of = |wanted: &str| pairs.iter().find(|(name, _)| *name == wanted).map(|&(_, value)| value);
         match (&self.challenge, server) {
             (Some(Challenge::Sent(sent)), Some(server)) => {
-                sent.check(pairs, server).map_err(Trouble::Unknown)?;
+                sent.check(pairs, server).map_err(Trouble::Authentication)?;
                 self.challenge = Some(Challenge::Answered);
             }
             (Some(_), _) => {}
             (None, _) if self.offered => {
-                let sent = chap::answer(pairs, own, server.is_some(), keys).map_err(Trouble::Unknown)?;
+                let sent = chap::answer(pairs, own, server.is_some(), keys).map_err(Trouble::Authentication)?;
                 self.challenge = Some(sent.map_or(Challenge::Answered, Challenge::Sent));
             }
             (None, _) if value_of("AuthMethod") == Some("CHAP") => {
@@ -299,10 +315,14 @@ impl Steps<'_> {
             }
             (None, _) => {
                 let what = "the target does not want CHAP; leave out ?secrets=FILE to connect without a proof";
-                return Err(Trouble::Unknown(what.into()));
+                return Err(Trouble::Authentication(what.into()));
             }
         }
         Ok(())
+    }
+
+    fn wants_digest(&self, name: &str) -> bool {
+        if name == "HeaderDigest" { self.who.header_digest } else { self.who.data_digest }
     }
 
     /// Handles a key of the operational stage.

@@ -340,7 +340,7 @@ impl Told {
         if let Some((at, byte)) = self.wrong {
             header[usize::from(at) % HEADER_BYTES] = byte;
         }
-        put(&header, data, out);
+        put_reply(&header, data, out);
     }
 }
 
@@ -355,7 +355,7 @@ struct TargetScript {
 
 const WIDE: Counters = Counters { stat_sn: 1, expected_cmd_sn: 1, max_cmd_sn: 1000 };
 
-fn put(header: &[u8; HEADER_BYTES], data: &[u8], out: &mut Vec<u8>) {
+fn put_reply(header: &[u8; HEADER_BYTES], data: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(header);
     out.extend_from_slice(data);
     out.resize(out.len() + padding_of(data.len()), 0);
@@ -380,7 +380,7 @@ fn put_login(out: &mut Vec<u8>) {
             counters: WIDE,
             status: LoginStatus::SUCCESS,
         };
-        put(&reply.encode(keys.len()), &keys, out);
+        put_reply(&reply.encode(keys.len()), &keys, out);
     }
 }
 
@@ -388,7 +388,7 @@ fn put_login(out: &mut Vec<u8>) {
 fn put_answer(tag: u32, data: &[u8], out: &mut Vec<u8>) {
     let ends = Some((0, Residual::None));
     let part = DataIn { tag, is_final: true, ends, data_sn: 0, offset_bytes: 0 };
-    put(&part.encode(WIDE, data.len()), data, out);
+    put_reply(&part.encode(WIDE, data.len()), data, out);
 }
 
 impl TargetScript {
@@ -417,7 +417,7 @@ impl TargetScript {
         for (tag, answer) in (1..).zip(answers) {
             put_answer(tag, &answer, &mut out);
         }
-        put(&replies::outcome(Opcode::LogoutResponse, 11, 0, WIDE), &[], &mut out);
+        put_reply(&replies::outcome(Opcode::LogoutResponse, 11, 0, WIDE), &[], &mut out);
         if let Some((at, byte)) = self.wrong {
             let at = usize::from(at) % out.len();
             out[at] = byte;
