@@ -13,7 +13,7 @@ use diskwright_iscsi::{
     scsi::{Described, Sense, mode, op, report, status},
     wire::{
         Counters, DataIn, HEADER_BYTES, Header, LoginReply, LoginRequest, LoginStatus, Opcode, ReadyToTransfer,
-        Residual, ScsiCommand, ScsiReply, padding_of, replies, text,
+        RejectReason, Residual, ScsiCommand, ScsiReply, padding_of, replies, text,
     },
 };
 use diskwright_serve::{
@@ -389,40 +389,38 @@ fn errors_have_their_kinds() {
     }
 }
 
+fn tag_of(header: &[u8; HEADER_BYTES]) -> u32 {
+    Header::decode(header).tag
+}
+
+fn data_in(tag: u32, offset_bytes: u32, bytes: usize) -> Act {
+    let part = DataIn { tag, is_final: true, ends: None, data_sn: 0, offset_bytes };
+    Act::Raw(part.encode(COUNTERS, bytes), vec![1; bytes])
+}
+
+fn ready(tag: u32, offset_bytes: u32, len_bytes: u32) -> Act {
+    let wanted = ReadyToTransfer { tag, lun: 0, transfer_tag: 1, r2t_sn: 0, offset_bytes, len_bytes };
+    Act::Raw(wanted.encode(COUNTERS), Vec::new())
+}
+
 #[test]
 fn a_target_that_violates_the_protocol_is_left() {
-    let tag_of = |header: &[u8; HEADER_BYTES]| Header::decode(header).tag;
-    let data_in = move |tag, offset_bytes, bytes: usize| {
-        let part = DataIn { tag, is_final: true, ends: None, data_sn: 0, offset_bytes };
-        Act::Raw(part.encode(COUNTERS, bytes), vec![1; bytes])
-    };
-    let r2t = move |tag, offset_bytes, len_bytes| {
-        let wanted = ReadyToTransfer { tag, lun: 0, transfer_tag: 1, r2t_sn: 0, offset_bytes, len_bytes };
-        Act::Raw(wanted.encode(COUNTERS), Vec::new())
-    };
-    let cases: Vec<(&str, Box<dyn Fn(&[u8; HEADER_BYTES]) -> Act + Send + Sync>)> = vec![
-        ("data of the task", Box::new(move |header| data_in(tag_of(header) + 1, 0, 512))),
-        ("1024 bytes at 0 of a read", Box::new(move |header| data_in(tag_of(header), 0, 1024))),
-        ("512 bytes at 512 of a read", Box::new(move |header| data_in(tag_of(header), 512, 512))),
-        ("asks for 512 bytes at 0 of 0", Box::new(move |header| r2t(tag_of(header), 0, 512))),
-        ("an R2T of the task", Box::new(move |header| r2t(tag_of(header) + 9, 0, 512))),
-        (
-            "the end of the task",
-            Box::new(move |header| {
-                let tag = tag_of(header) | 0xffff_0000;
-                let reply =
-                    ScsiReply { tag, is_carried_out: true, status: 0, residual: Residual::None, expected_data_sn: 0 };
-                Act::Raw(reply.encode(COUNTERS, 0), Vec::new())
-            }),
-        ),
-        ("not allowed here", Box::new(|_| Act::Raw([0x3c; HEADER_BYTES], Vec::new()))),
-        ("rejects a PDU", {
-            let reason = diskwright_iscsi::wire::RejectReason::Protocol;
-            Box::new(move |header| Act::Raw(replies::reject(reason, COUNTERS), header.to_vec()))
+    type Answer = fn(&[u8; HEADER_BYTES]) -> Act;
+    let cases: [(&str, Answer); 8] = [
+        ("data of the task", |header| data_in(tag_of(header) + 1, 0, 512)),
+        ("1024 bytes at 0 of a read", |header| data_in(tag_of(header), 0, 1024)),
+        ("512 bytes at 512 of a read", |header| data_in(tag_of(header), 512, 512)),
+        ("asks for 512 bytes at 0 of 0", |header| ready(tag_of(header), 0, 512)),
+        ("an R2T of the task", |header| ready(tag_of(header) + 9, 0, 512)),
+        ("the end of the task", |header| {
+            let (tag, residual) = (tag_of(header) | 0xffff_0000, Residual::None);
+            let reply = ScsiReply { tag, is_carried_out: true, status: 0, residual, expected_data_sn: 0 };
+            Act::Raw(reply.encode(COUNTERS, 0), Vec::new())
         }),
+        ("not allowed here", |_| Act::Raw([0x3c; HEADER_BYTES], Vec::new())),
+        ("rejects a PDU", |header| Act::Raw(replies::reject(RejectReason::Protocol, COUNTERS), header.to_vec())),
     ];
     for (text, act) in cases {
-        let act: Arc<dyn Fn(&[u8; HEADER_BYTES]) -> Act + Send + Sync> = act.into();
         let done = against(read(), move |_, header| vec![act(header)]);
         let told = done.result.unwrap_err().to_string();
         assert!(done.buf.is_some() && told.contains("violated the protocol") && told.contains(text), "{text}: {told}");
