@@ -3,6 +3,7 @@
 //! ```text
 //!   wire/     messages <-> bytes, for target and host; no I/O
 //!   uri.rs    nvme://HOST/NQN <-> values
+//!   key.rs    keys of DH-HMAC-CHAP
 //!   client/   the host: connects, and accesses a namespace through the block queue
 //! ```
 //!
@@ -11,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod client;
+pub mod key;
 pub mod uri;
 pub mod wire;
 

@@ -7,7 +7,7 @@
 use crate::wire::{DEFAULT_PORT, Digests, check_nqn};
 use diskwright_store::Endpoint;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
-use std::{ffi::OsStr, fmt, os::unix::ffi::OsStrExt};
+use std::{ffi::OsStr, fmt, os::unix::ffi::OsStrExt, path::PathBuf};
 
 /// Characters that are not percent-encoded.
 const PLAIN: &AsciiSet =
@@ -24,6 +24,8 @@ pub struct NvmeUri {
     pub nsid: Option<u32>,
     /// NQN that this host shows. [default: that of /etc/nvme/hostnqn, or one of this machine]
     pub host_nqn: Option<String>,
+    /// The file with the secret by which the host proves who it is.
+    pub secrets: Option<PathBuf>,
     /// The digests that are asked for.
     pub digests: Digests,
 }
@@ -46,7 +48,8 @@ impl NvmeUri {
     /// A namespace at an endpoint.
     pub fn at(endpoint: Endpoint, subsystem: &str, nsid: u32) -> Self {
         let digests = Digests::empty();
-        Self { endpoint, subsystem: Some(subsystem.to_owned()), nsid: Some(nsid), host_nqn: None, digests }
+        let (subsystem, nsid) = (Some(subsystem.to_owned()), Some(nsid));
+        Self { endpoint, subsystem, nsid, host_nqn: None, secrets: None, digests }
     }
 
     /// Parses a URI.
@@ -74,6 +77,7 @@ fn parse(text: &str) -> Result<NvmeUri, String> {
     let path = decoded(path)?;
     let subsystem = if path.is_empty() { None } else { Some(checked_nqn(&path)?) };
     let (mut nsid, mut host_nqn, mut digests, mut socket) = (None, None, Digests::empty(), None);
+    let mut secrets = None;
     for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
         let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
         let value = decoded(value)?;
@@ -83,6 +87,7 @@ fn parse(text: &str) -> Result<NvmeUri, String> {
                 nsid = Some(value.parse().ok().filter(|&nsid| nsid > 0 && nsid < u32::MAX).ok_or_else(wrong)?);
             }
             "host-nqn" => host_nqn = Some(checked_nqn(&value)?),
+            "secrets" if !value.is_empty() => secrets = Some(PathBuf::from(value)),
             "header-digest" if value.is_empty() => digests |= Digests::HEADER,
             "data-digest" if value.is_empty() => digests |= Digests::DATA,
             "socket" => socket = Some(value),
@@ -99,7 +104,7 @@ fn parse(text: &str) -> Result<NvmeUri, String> {
     } else {
         return Err("the scheme must be nvme, or nvme+unix with a socket".into());
     };
-    Ok(NvmeUri { endpoint, subsystem, nsid, host_nqn, digests })
+    Ok(NvmeUri { endpoint, subsystem, nsid, host_nqn, secrets, digests })
 }
 
 impl fmt::Display for NvmeUri {
@@ -115,6 +120,8 @@ impl fmt::Display for NvmeUri {
         write!(f, "{}", utf8_percent_encode(self.subsystem.as_deref().unwrap_or_default(), PLAIN))?;
         parameters.extend(self.nsid.map(|nsid| format!("nsid={nsid}")));
         parameters.extend(self.host_nqn.as_ref().map(|nqn| format!("host-nqn={}", utf8_percent_encode(nqn, PLAIN))));
+        let secrets = self.secrets.as_ref().map(|path| path.to_string_lossy());
+        parameters.extend(secrets.map(|path| format!("secrets={}", utf8_percent_encode(&path, PLAIN))));
         for (digest, name) in [(Digests::HEADER, "header-digest"), (Digests::DATA, "data-digest")] {
             parameters.extend(self.digests.contains(digest).then(|| name.to_owned()));
         }
@@ -135,8 +142,8 @@ mod tests {
             ("nvme://host", "nvme://host:4420/"),
             ("NVME://[::1]:7/", "nvme://[::1]:7/"),
             (
-                "nvme://10.0.0.5/nqn.2026-01.org.example:disks?nsid=3&data-digest",
-                "nvme://10.0.0.5:4420/nqn.2026-01.org.example:disks?nsid=3&data-digest",
+                "nvme://10.0.0.5/nqn.2026-01.org.example:disks?nsid=3&data-digest&secrets=/a%20b",
+                "nvme://10.0.0.5:4420/nqn.2026-01.org.example:disks?nsid=3&secrets=/a%20b&data-digest",
             ),
             (
                 "nvme+unix:///nqn.2026-01.org.example:a%2Bb?socket=/run/a%20b&header-digest&host-nqn=nqn.2026-01.org.example:h",
@@ -160,6 +167,7 @@ mod tests {
             ("nvme://host/disks", "not an NQN"),
             ("nvme://host?nsid=0", "not the id of a namespace"),
             ("nvme://host?tls", "not known"),
+            ("nvme://host?secrets", "not known"),
             ("nvme://host?socket=/a", "the scheme must be"),
             ("nvme+unix:///", "?socket=PATH"),
             ("nvme://host/%ff", "not UTF-8"),

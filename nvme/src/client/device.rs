@@ -83,7 +83,7 @@ impl NvmeDevice {
     /// # Errors
     /// [`ClientError`]; [`ClientError::Unusable`] if `writable` and the namespace is read-only.
     pub fn open(uri: &NvmeUri, writable: bool) -> Result<Self> {
-        let host = HostName::of(uri);
+        let host = HostName::of(uri)?;
         let (endpoint, subsystem) = match &uri.subsystem {
             Some(subsystem) => (uri.endpoint.clone(), subsystem.clone()),
             None => discover(uri, &host)?,

@@ -4,7 +4,7 @@ use crate::{
     uri::UriError,
     wire::{PduError, Status},
 };
-use diskwright_store::remote::ConnectionError;
+use diskwright_store::{remote::ConnectionError, secrets::SecretsError};
 use std::io;
 
 /// Result of an operation of the host.
@@ -40,6 +40,17 @@ pub enum ClientError {
         /// The reason.
         status: Status,
     },
+    /// The host's secret cannot be used.
+    #[error(transparent)]
+    Secrets(#[from] SecretsError),
+    /// One side does not prove who it is.
+    #[error("{peer}: {what}")]
+    Authentication {
+        /// The target.
+        peer: String,
+        /// What is missing or wrong.
+        what: String,
+    },
     /// There is no such subsystem or namespace, or the URI does not say which.
     #[error("{peer}: {what}")]
     Unknown {
@@ -63,7 +74,7 @@ pub enum ClientError {
 fn hint_of(status: Status) -> &'static str {
     match Status(status.code()) {
         Status(0x182) => "; check the NQN in the URI, and whether the target allows this host",
-        Status(0x191) => "; this program cannot authenticate itself yet",
+        Status(0x191) => "; write ?secrets=FILE in the URI",
         _ => "",
     }
 }
@@ -73,11 +84,11 @@ impl ClientError {
     pub fn kind(&self) -> io::ErrorKind {
         use io::ErrorKind as Kind;
         match self {
-            Self::Uri(_) | Self::Unusable { .. } => Kind::InvalidInput,
+            Self::Uri(_) | Self::Secrets(_) | Self::Unusable { .. } => Kind::InvalidInput,
             Self::Connection(error) => error.kind(),
             Self::Wire { .. } => Kind::InvalidData,
             Self::Unknown { .. } => Kind::NotFound,
-            Self::Refused { .. } => Kind::PermissionDenied,
+            Self::Refused { .. } | Self::Authentication { .. } => Kind::PermissionDenied,
         }
     }
 
@@ -85,11 +96,11 @@ impl ClientError {
     pub fn code(&self) -> diskwright_store::ErrorCode {
         use diskwright_store::ErrorCode as Code;
         match self {
-            Self::Uri(_) | Self::Unusable { .. } => Code::InvalidInput,
+            Self::Uri(_) | Self::Secrets(_) | Self::Unusable { .. } => Code::InvalidInput,
             Self::Connection(error) => error.code(),
             Self::Wire { .. } => Code::Protocol,
             Self::Unknown { .. } => Code::NotFound,
-            Self::Refused { .. } => Code::PermissionDenied,
+            Self::Refused { .. } | Self::Authentication { .. } => Code::PermissionDenied,
         }
     }
 }

@@ -4,6 +4,7 @@
 //!   session.rs    a connection in its blocking phase: initialize, connect, admin commands
 //!   device.rs     the namespace: discovery, sizes, a queue for each thread
 //!   queue.rs      one connection of one thread: calls -> capsules, PDUs -> answers
+//!   auth.rs       proving who the host is, and asking the subsystem for the same
 //!   limits.rs     what a queue may use
 //!   error.rs      errors
 //! ```
@@ -14,6 +15,7 @@
 //! requests' buffers. Short writes go into the capsule of their command; for others the controller
 //! asks by an R2T.
 
+mod auth;
 mod device;
 mod error;
 mod limits;

@@ -1,17 +1,25 @@
 //! A connection in its blocking phase: it is initialized, becomes a queue, and carries admin
 //! commands one at a time. Then an I/O queue takes the socket.
 
-use super::{ClientError, Result};
+use super::{
+    ClientError, Result,
+    auth::{Keys, authenticate},
+};
 use crate::{
+    key::Key,
     uri::NvmeUri,
     wire::{
-        Command, Completion, ConnectData, DataPdu, Digests, Initialize, PduError, PduFlags, PduHeader, PduKind,
-        Terminate,
+        Command, Completion, ConnectData, DISCOVERY_NQN, DataPdu, Digests, Initialize, PduError, PduFlags, PduHeader,
+        PduKind, Terminate, auth,
         fabrics::{self, ConnectCommand, NO_FLOW_CONTROL, property},
         pdu::DIGEST_BYTES,
     },
 };
-use diskwright_store::{Endpoint, remote::Connection};
+use diskwright_store::{
+    Endpoint,
+    remote::Connection,
+    secrets::{Credentials, Secrets},
+};
 use std::{
     fs,
     time::{Duration, Instant},
@@ -31,11 +39,16 @@ const CONFIGURATION: u32 = 4 << 20 | 6 << 16 | property::ENABLE;
 pub(super) struct HostName {
     nqn: String,
     id: [u8; 16],
+    keys: Option<Keys>,
 }
 
 impl HostName {
-    /// The name in the URI, that of the system, or one of this machine.
-    pub(super) fn of(uri: &NvmeUri) -> Self {
+    /// The name in the URI, that of the secrets if they have only one, that of the system, or one
+    /// of this machine.
+    ///
+    /// # Errors
+    /// [`ClientError::Secrets`], [`ClientError::Authentication`].
+    pub(super) fn of(uri: &NvmeUri) -> Result<Self> {
         let line_of = |path| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
         let machine = line_of("/etc/machine-id").unwrap_or_default();
         let mut id = [0; 16];
@@ -49,7 +62,19 @@ impl HostName {
             format!("nqn.2014-08.org.nvmexpress:uuid:{}", parts.join("-"))
         };
         let of_system = line_of("/etc/nvme/hostnqn").filter(|nqn| fabrics::check_nqn(nqn).is_ok());
-        Self { nqn: uri.host_nqn.clone().or(of_system).unwrap_or_else(of_machine), id }
+        let Some(path) = &uri.secrets else {
+            return Ok(Self { nqn: uri.host_nqn.clone().or(of_system).unwrap_or_else(of_machine), id, keys: None });
+        };
+        let secrets = Secrets::read(path)?;
+        let own = secrets.own(uri.host_nqn.as_deref())?;
+        let key_of = |owner: &Credentials| {
+            Key::parse(&owner.secret_text()).ok_or_else(|| ClientError::Authentication {
+                peer: uri.endpoint.to_string(),
+                what: format!("the secret of {:?} has not the form DHHC-1:HH:BASE64:", owner.name()),
+            })
+        };
+        let keys = Keys { host: key_of(own)?, subsystem: secrets.server().map(key_of).transpose()? };
+        Ok(Self { nqn: own.name().to_owned(), id, keys: Some(keys) })
     }
 }
 
@@ -116,6 +141,19 @@ impl Session {
             ConnectData { host_id: host.id, controller, subsystem: subsystem.to_owned(), host: host.nqn.clone() };
         let doing = if queue == 0 { "connect to the subsystem" } else { "connect an I/O queue" };
         let (done, _) = self.ask(doing, asked.command(0), &data.encode())?;
+        let is_required = done.result & auth::REQUIRED != 0;
+        match &host.keys {
+            Some(keys) if is_required => authenticate(self, keys, &host.nqn, subsystem)?,
+            None if is_required => {
+                let what = "the target wants a proof of who this host is; write ?secrets=FILE in the URI".to_owned();
+                return Err(ClientError::Authentication { peer: self.peer(), what });
+            }
+            Some(_) if subsystem != DISCOVERY_NQN => {
+                let what = "the target does not ask for a proof; leave out ?secrets=FILE to connect without one";
+                return Err(ClientError::Authentication { peer: self.peer(), what: what.into() });
+            }
+            Some(_) | None => {}
+        }
         Ok(done.result as u16)
     }
 

@@ -9,7 +9,7 @@
 //! The host sends its messages by the command AUTH_SEND, and asks for the controller's by
 //! AUTH_RECEIVE. The only group here is the one without Diffie-Hellman.
 
-use super::{Command, Status, put, u16_at, u32_at};
+use super::{Command, Sgl, Status, fabrics, put, u16_at, u32_at};
 
 /// Type of a fabrics command: a message of the host.
 pub const SEND: u8 = 0x05;
@@ -89,6 +89,19 @@ pub fn length_of(command: &Command) -> Result<usize, Status> {
     Ok(len_bytes)
 }
 
+/// The command that sends a message of the host, or asks for one of the controller.
+pub fn command(kind: u8, len_bytes: usize) -> Command {
+    let sgl_kind = if kind == SEND { Sgl::IN_CAPSULE } else { Sgl::TRANSPORT };
+    Command {
+        opcode: fabrics::OPCODE,
+        flags: Command::SGL_FLAGS,
+        nsid: kind.into(),
+        sgl: Sgl { address: 0, len_bytes: len_bytes as u32, kind: sgl_kind },
+        cdw: [PROTOCOL, len_bytes as u32, 0, 0, 0, 0],
+        ..Command::default()
+    }
+}
+
 /// A message of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HostMessage {
@@ -162,6 +175,92 @@ impl HostMessage {
             _ => Err(Failure::Message),
         }
     }
+
+    /// Encodes the message.
+    pub fn encode(&self) -> Vec<u8> {
+        let start = |kind, id, transaction: u16, len| {
+            let mut out = vec![0; len];
+            (out[0], out[1]) = (kind, id);
+            put(&mut out, 4, &transaction.to_le_bytes());
+            out
+        };
+        match self {
+            Self::Negotiate { transaction, secure_channel, hashes, groups } => {
+                let mut out = start(COMMON, 0x00, *transaction, 8 + 64);
+                (out[6], out[7], out[8]) = (*secure_channel, 1, DH_HMAC_CHAP);
+                let (hashes, groups) = (&hashes[..hashes.len().min(30)], &groups[..groups.len().min(30)]);
+                (out[10], out[11]) = (hashes.len() as u8, groups.len() as u8);
+                put(&mut out, 12, hashes);
+                put(&mut out, 42, groups);
+                out
+            }
+            Self::Reply { transaction, response, challenge, sequence } => {
+                let mut out = start(DH_HMAC_CHAP, 0x02, *transaction, 16);
+                (out[6], out[8]) = (response.len() as u8, challenge.is_some().into());
+                put(&mut out, 12, &sequence.to_le_bytes());
+                out.extend_from_slice(response);
+                // The field is there whether it is valid or not.
+                let empty = vec![0; response.len()];
+                out.extend_from_slice(challenge.as_ref().unwrap_or(&empty));
+                out
+            }
+            Self::Success { transaction } => start(DH_HMAC_CHAP, 0x04, *transaction, 16),
+            Self::Failure { explanation } => {
+                let mut out = start(COMMON, 0xf0, 0, 8);
+                (out[6], out[7]) = (1, *explanation);
+                out
+            }
+        }
+    }
+}
+
+/// A message of the controller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ControllerMessage {
+    /// The host must answer this.
+    Challenge {
+        /// The function of the response.
+        hash: Hash,
+        /// The Diffie-Hellman group.
+        group: u8,
+        /// The number of the challenge.
+        sequence: u32,
+        /// The challenge.
+        challenge: Vec<u8>,
+    },
+    /// The host's response is right.
+    Success {
+        /// The controller's response, if it was challenged.
+        response: Option<Vec<u8>>,
+    },
+    /// The authentication has failed.
+    Failure {
+        /// The explanation.
+        explanation: u8,
+    },
+}
+
+impl ControllerMessage {
+    /// Decodes a message. `None` if it is not valid.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let [kind, id] = *bytes.first_chunk()?;
+        let hash_bytes = usize::from(super::array::<1>(bytes, 6)[0]);
+        match (kind, id) {
+            (DH_HMAC_CHAP, 0x01) => {
+                let [hash, group] = super::array(bytes, 8);
+                let hash = Hash::of(hash).filter(|hash| hash.bytes() == hash_bytes)?;
+                let challenge = bytes.get(16..16 + hash_bytes)?.to_vec();
+                Some(Self::Challenge { hash, group, sequence: u32_at(bytes, 12), challenge })
+            }
+            (DH_HMAC_CHAP, 0x03) => {
+                let is_valid = super::array::<1>(bytes, 8)[0] != 0;
+                let response = if is_valid { Some(bytes.get(16..16 + hash_bytes)?.to_vec()) } else { None };
+                Some(Self::Success { response })
+            }
+            (COMMON, 0xf1) => Some(Self::Failure { explanation: super::array::<1>(bytes, 7)[0] }),
+            _ => None,
+        }
+    }
 }
 
 /// The number of the transaction of any message.
@@ -222,6 +321,33 @@ pub fn hashed(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn messages_are_the_same_after_encoding() {
+        let hashes = vec![1, 2, 3];
+        for message in [
+            HostMessage::Negotiate { transaction: 9, secure_channel: 0, hashes, groups: vec![0] },
+            HostMessage::Reply { transaction: 9, response: vec![1; 32], challenge: Some(vec![2; 32]), sequence: 7 },
+            HostMessage::Reply { transaction: 9, response: vec![1; 48], challenge: None, sequence: 0 },
+            HostMessage::Success { transaction: 9 },
+            HostMessage::Failure { explanation: 1 },
+        ] {
+            assert_eq!(HostMessage::decode(&message.encode()), Ok(message));
+        }
+        let asked = challenge(9, Hash::Sha384, 7, &[5; 48]);
+        let expected =
+            ControllerMessage::Challenge { hash: Hash::Sha384, group: NO_GROUP, sequence: 7, challenge: vec![5; 48] };
+        assert_eq!(ControllerMessage::decode(&asked), Some(expected));
+        assert_eq!(ControllerMessage::decode(&asked[..63]), None);
+        let done = success(9, Hash::Sha256, Some(&[3; 32]));
+        let expected = ControllerMessage::Success { response: Some(vec![3; 32]) };
+        assert_eq!(ControllerMessage::decode(&done), Some(expected));
+        let done = success(9, Hash::Sha256, None);
+        assert_eq!(ControllerMessage::decode(&done), Some(ControllerMessage::Success { response: None }));
+        let failed = failure(9, Failure::Group);
+        assert_eq!(ControllerMessage::decode(&failed), Some(ControllerMessage::Failure { explanation: 5 }));
+        assert_eq!(ControllerMessage::decode(&[1]), None);
+    }
 
     #[test]
     fn messages_of_a_host_are_decoded() {

@@ -37,6 +37,8 @@ impl Status {
     pub const OUT_OF_RANGE: Self = Self(DO_NOT_RETRY | 0x80);
     /// There is no space for the data.
     pub const NO_SPACE: Self = Self(DO_NOT_RETRY | 0x81);
+    /// Another host or initiator has reserved the namespace.
+    pub const RESERVATION_CONFLICT: Self = Self(DO_NOT_RETRY | 0x83);
     /// There is no such log page.
     pub const INVALID_LOG_PAGE: Self = Self(DO_NOT_RETRY | 0x109);
     /// More event requests than the controller accepts.

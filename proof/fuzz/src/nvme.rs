@@ -13,6 +13,7 @@ use crate::scripted::{ScriptedServer, play_client};
 use arbitrary::{Arbitrary, Unstructured};
 use diskwright_nvme::{
     NvmeDevice, NvmeUri,
+    key::Key,
     wire::{
         Command, Completion, ConnectData, DataPdu, Digests, Initialize, PduFlags, PduHeader, PduKind, Sgl, Status,
         auth,
@@ -66,6 +67,10 @@ pub fn nvme_wire(data: &[u8]) {
     if let Ok(auth::HostMessage::Reply { response, .. }) = auth::HostMessage::decode(data) {
         assert!(response.len() <= data.len());
     }
+    if let Ok(message) = auth::HostMessage::decode(data) {
+        assert!(auth::HostMessage::decode(&message.encode()).is_ok());
+    }
+    let _ = (auth::ControllerMessage::decode(data), Key::parse(&String::from_utf8_lossy(data)));
     let mut page = [0; 4096];
     page[..data.len().min(4096)].copy_from_slice(&data[..data.len().min(4096)]);
     let _ = (identify::Controller::decode(&page), identify::Namespace::decode(&page));

@@ -63,7 +63,8 @@ fn server() -> Option<&'static Running> {
         let store = Arc::new(MemoryStore::with_bytes("disk", vec![0x5a; SIZE_BYTES as usize]));
         let device = Arc::new(RawDevice::new(store, true, 512).expect("a disk in memory"));
         let listener = Listener::bind(&Address::Unix(socket.clone())).expect("a socket");
-        let options = VhostUserOptions { name: "disk".into(), queues: 2, is_ephemeral: false };
+        let options =
+            VhostUserOptions { name: "disk".into(), queues: 2, is_ephemeral: false, reservations: Arc::default() };
         match VhostUserServer::start(device, listener, options) {
             Ok(server) => Some(Running { server, socket, _dir: dir }),
             Err(error) => {

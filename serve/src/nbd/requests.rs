@@ -292,8 +292,8 @@ impl Core<Nbd> {
     }
 
     /// Checks a request against the command, the negotiated framing and the disk.
-    fn check(&self, asked: &ClientRequest<Asked>, flags: CommandFlags) -> io::Result<()> {
-        use io::ErrorKind::{InvalidInput, ReadOnlyFilesystem, StorageFull};
+    fn check(&mut self, asked: &ClientRequest<Asked>, flags: CommandFlags) -> io::Result<()> {
+        use io::ErrorKind::{InvalidInput, PermissionDenied, ReadOnlyFilesystem, StorageFull};
         let Asked { command, framing, .. } = asked.own;
         let chunks = framing != Framing::Simple;
         let mut known = CommandFlags::FUA;
@@ -330,6 +330,9 @@ impl Core<Nbd> {
         let writes = matches!(command, Command::WRITE | Command::TRIM | Command::WRITE_ZEROES);
         if writes && geometry.read_only {
             return Err(refusal(ReadOnlyFilesystem, "the export is read-only"));
+        }
+        if !self.may(asked.export as usize, writes) {
+            return Err(refusal(PermissionDenied, "an iSCSI initiator has reserved the disk"));
         }
         if asked.len_bytes == 0 {
             return Err(refusal(InvalidInput, "the length is 0; it must be at least one sector"));

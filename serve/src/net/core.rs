@@ -34,6 +34,7 @@ use super::{
 use crate::{
     metrics::{Counter, WorkerMetrics},
     panic_guard::{PanicGuard, catch_panic},
+    reservations::{Outsider, ReservationTable},
     reserve::Reserve,
 };
 use diskwright_store::{
@@ -122,6 +123,9 @@ pub(crate) struct Core<P: ProtocolTypes> {
     /// What all workers of the server share.
     pub(crate) shared: Arc<P::Shared>,
     pub(crate) queues: Vec<Option<Box<dyn BlockQueue>>>,
+    /// By the index of the export.
+    outsiders: Vec<Option<Outsider>>,
+    reservations: Arc<ReservationTable>,
     pub(crate) flights: SlotMap<Flight<P::Asked>>,
     groups: SlotMap<Group<P::Asked>>,
     ring: SharedRing,
@@ -138,6 +142,12 @@ pub(crate) struct Core<P: ProtocolTypes> {
     pub(super) spare_lists: Vec<Box<Segments>>,
 }
 
+/// What clients that take no part in reservations may do with each export.
+fn outsiders_of(exports: &Exports, table: &ReservationTable) -> Vec<Option<Outsider>> {
+    let of = |index| exports.here(index).map(|export| Outsider::of(table.of(&export.name)));
+    (0..exports.indexes()).map(of).collect()
+}
+
 impl<P: Protocol> Core<P> {
     pub(crate) fn new(
         exports: Arc<Exports>,
@@ -145,12 +155,15 @@ impl<P: Protocol> Core<P> {
         limit: ShareLimit,
         metrics: Arc<WorkerMetrics>,
         ring_depth: usize,
+        reservations: Arc<ReservationTable>,
     ) -> io::Result<Self> {
         let pool = Pool::new();
         let ring = SharedRing::new(ring_depth, Some(pool.slab()))?;
         Ok(Self {
             pool,
             queues: (0..exports.indexes()).map(|_| None).collect(),
+            outsiders: outsiders_of(&exports, &reservations),
+            reservations,
             exports,
             shared,
             flights: SlotMap::default(),
@@ -173,7 +186,13 @@ impl<P: Protocol> Core<P> {
     /// Other exports are served from now on. Those that stay keep their indexes and queues.
     pub(crate) fn set_exports(&mut self, exports: Arc<Exports>) {
         self.queues.resize_with(exports.indexes(), || None);
+        self.outsiders = outsiders_of(&exports, &self.reservations);
         self.exports = exports;
+    }
+
+    /// Whether reservations let a client that takes no part in them read or write the export.
+    pub(crate) fn may(&mut self, export: usize, writes: bool) -> bool {
+        self.outsiders.get_mut(export).and_then(Option::as_mut).is_none_or(|outsider| outsider.may(writes))
     }
 
     /// Opens this worker's queue of an export, unless it is open.

@@ -37,8 +37,8 @@ pub struct ServerOptions {
     /// Who may connect, and how clients prove who they are, in protocols that have that. Writable
     /// exports then need neither TLS nor [`ServerOptions::insecure_writes`].
     pub secrets: Option<Arc<Secrets>>,
-    /// The reservations of the disks, for the protocols that have them. Servers of the same disks
-    /// have the same table.
+    /// The reservations of the disks. Servers of the same disks have the same table. Clients of
+    /// protocols without reservations are refused what others have reserved.
     pub reservations: Arc<ReservationTable>,
     /// Time limit for the handshake of a client.
     pub handshake_time: Duration,
@@ -96,6 +96,7 @@ pub(crate) struct Settings {
     /// Replaced when the configuration is reloaded. The lock is held only to copy them.
     client_limits: Mutex<RateLimits>,
     allowed: Vec<IpNet>,
+    pub(crate) reservations: Arc<ReservationTable>,
     /// Replaced when the certificates are reloaded. The lock is held only to clone the `Arc`.
     tls: Mutex<Option<Arc<ServerConfig>>>,
     tls_on_unix: bool,
@@ -112,6 +113,7 @@ impl Settings {
             connections_max: options.connections_max,
             client_limits: Mutex::new(options.client_limits),
             allowed: options.allowed,
+            reservations: options.reservations,
             tls: Mutex::new(options.tls),
             tls_on_unix: options.tls_on_unix,
             handshake_time: options.handshake_time,

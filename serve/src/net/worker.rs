@@ -97,7 +97,14 @@ impl<P: Protocol> Worker<P> {
         inbox: Arc<Inbox<Message>>,
         metrics: Arc<WorkerMetrics>,
     ) -> io::Result<Self> {
-        let core = Core::new(settings.exports(), shared, settings.share, Arc::clone(&metrics), settings.ring_depth)?;
+        let core = Core::new(
+            settings.exports(),
+            shared,
+            settings.share,
+            Arc::clone(&metrics),
+            settings.ring_depth,
+            Arc::clone(&settings.reservations),
+        )?;
         let mut streams = Streams::new(core.ring());
         let wakeup = streams.add(inbox.wakeup()?)?;
         streams.receive(wakeup, IoBuf::new(8), 0..8, false, WAKEUP);

@@ -6,60 +6,16 @@
 //! ```
 //!
 //! A response is an HMAC over the challenge, the numbers of the exchange and both names, by the key
-//! of the one that responds. A key is first hashed with its owner's name, unless it says otherwise.
+//! of the one that responds.
 //! There is no Diffie-Hellman exchange, so a secret must be random: `nvme gen-dhchap-key` makes
 //! one.
 
 use crate::secrets::Secrets;
-use base64::{Engine, engine::general_purpose::STANDARD};
-use diskwright_nvme::wire::auth::{self, Failure, Hash, HostMessage};
-use ring::{
-    hmac,
-    rand::{SecureRandom, SystemRandom},
+use diskwright_nvme::{
+    key::{self, Key, mac},
+    wire::auth::{self, Failure, Hash, HostMessage},
 };
-
-/// A key, as `DHHC-1:HH:BASE64:` tells it.
-#[derive(Clone, PartialEq, Eq)]
-pub(super) struct Key {
-    /// The function by which it is hashed with its owner's name.
-    hash: Option<Hash>,
-    bytes: Vec<u8>,
-}
-
-impl Key {
-    /// Parses a key.
-    pub(super) fn parse(text: &str) -> Option<Self> {
-        let (hash, rest) = text.trim().strip_prefix("DHHC-1:")?.split_once(':')?;
-        let hash = match u8::from_str_radix(hash, 16).ok()? {
-            0 => None,
-            id => Some(Hash::of(id)?),
-        };
-        let mut bytes = STANDARD.decode(rest.strip_suffix(':')?).ok()?;
-        let sum = bytes.split_off(bytes.len().checked_sub(4)?);
-        let is_right = matches!(bytes.len(), 32 | 48 | 64) && sum == crc32fast::hash(&bytes).to_le_bytes();
-        (is_right && hash.is_none_or(|hash| hash.bytes() == bytes.len())).then_some(Self { hash, bytes })
-    }
-
-    /// The key of its owner.
-    fn of(&self, owner: &str) -> Vec<u8> {
-        match self.hash {
-            Some(hash) => mac(hash, &self.bytes, &[owner.as_bytes(), b"NVMe-over-Fabrics"].concat()),
-            None => self.bytes.clone(),
-        }
-    }
-}
-
-fn algorithm(hash: Hash) -> hmac::Algorithm {
-    match hash {
-        Hash::Sha256 => hmac::HMAC_SHA256,
-        Hash::Sha384 => hmac::HMAC_SHA384,
-        Hash::Sha512 => hmac::HMAC_SHA512,
-    }
-}
-
-fn mac(hash: Hash, key: &[u8], text: &[u8]) -> Vec<u8> {
-    hmac::sign(&hmac::Key::new(algorithm(hash), key), text).as_ref().to_vec()
-}
+use ring::rand::{SecureRandom, SystemRandom};
 
 /// How far the authentication of a queue is.
 #[derive(Debug)]
@@ -134,7 +90,7 @@ impl Auth {
         *self = match (&*self, message) {
             // A host may begin anew, also after it was let in.
             (_, HostMessage::Negotiate { transaction, secure_channel, hashes, groups }) => {
-                let wanted = parties.host_key().and_then(|key| key.hash);
+                let wanted = parties.host_key().and_then(|key| key.hash());
                 let is_offered = |hash: &Hash| hashes.contains(&(*hash as u8));
                 let hash = wanted.filter(is_offered).or_else(|| hashes.iter().find_map(|&id| Hash::of(id)));
                 match hash {
@@ -190,7 +146,7 @@ impl Auth {
         let key = parties.host_key();
         // A host that is not known takes as long as one that is.
         let key_bytes = key.as_ref().map_or_else(|| vec![0; 32], |key| key.of(host));
-        let is_right = hmac::verify(&hmac::Key::new(algorithm(hash), &key_bytes), &text, response).is_ok();
+        let is_right = key::verify(hash, &key_bytes, &text, response);
         if key.is_none() || !is_right {
             return failed("the host has no secret here, or another one");
         }

@@ -185,6 +185,9 @@ impl Core<Nvme> {
         if writes && geometry.read_only {
             return Err(Status::WRITE_PROTECTED);
         }
+        if opcode != nvm::FLUSH && !self.may(export, writes) {
+            return Err(Status::RESERVATION_CONFLICT);
+        }
         let has_range = matches!(opcode, nvm::READ | nvm::WRITE | nvm::COMPARE | nvm::WRITE_ZEROES | nvm::VERIFY);
         if has_range {
             let block_bytes = u64::from(geometry.logical_sector_bytes);

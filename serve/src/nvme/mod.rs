@@ -66,7 +66,8 @@ pub fn start(
     let secrets = options.secrets.clone();
     let hosts = secrets.iter().flat_map(|secrets| secrets.all()).filter(|one| check_nqn(one.name()).is_ok());
     for one in hosts {
-        auth::Key::parse(&one.secret_text()).ok_or_else(|| ServeError::Secret { name: one.name().to_owned() })?;
+        diskwright_nvme::key::Key::parse(&one.secret_text())
+            .ok_or_else(|| ServeError::Secret { name: one.name().to_owned() })?;
     }
     Server::start::<Nvme>(Shared::new(subsystem, secrets), exports, listeners, options)
 }

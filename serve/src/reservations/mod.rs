@@ -16,9 +16,11 @@
 //! at the version, an atomic number that grows with each change.
 
 mod file;
+mod outsider;
 mod state;
 
 pub use file::FileError;
+pub(crate) use outsider::Outsider;
 pub(crate) use state::{Change, Event, Kind, Refusal, State};
 
 use file::File;

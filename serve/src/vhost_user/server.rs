@@ -25,6 +25,7 @@ use crate::{
     metrics::Metrics,
     net::{Address, Listener, SocketFile},
     panic_guard::catch_panic,
+    reservations::ReservationTable,
     threads::ServerThread,
 };
 use diskwright_store::{BlockDevice, Blocking, EngineKind, resize::SizeWatcher};
@@ -56,6 +57,8 @@ pub struct VhostUserOptions {
     /// Whether all writes are dropped when the server ends. A front-end that comes back to another
     /// server has lost them then, whether it has flushed or not.
     pub is_ephemeral: bool,
+    /// The reservations of the disks. The guest is refused what others have reserved.
+    pub reservations: Arc<ReservationTable>,
 }
 
 /// Why a device could not start, or did not stop cleanly.
@@ -112,7 +115,7 @@ impl VhostUserServer {
         listener: Listener,
         options: VhostUserOptions,
     ) -> Result<Self, VhostUserError> {
-        let VhostUserOptions { name, queues, is_ephemeral } = options;
+        let VhostUserOptions { name, queues, is_ephemeral, reservations } = options;
         let address = listener.address().clone();
         if listener.is_tcp() {
             return Err(VhostUserError::NotUnix { address });
@@ -123,7 +126,8 @@ impl VhostUserServer {
         let mut identity = [0; IDENTITY_BYTES];
         identity.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from);
         let risk = Arc::new(Risk::new(Arc::clone(&disk), is_ephemeral, queues));
-        let facts = DeviceFacts { name: name.as_str().into(), identity, cache: Arc::default(), risk };
+        let reservations = reservations.of(&name);
+        let facts = DeviceFacts { name: name.as_str().into(), identity, cache: Arc::default(), risk, reservations };
         let metrics = Metrics::new("vhost_user", queues.into());
         let socket = match &address {
             Address::Unix(path) => path.to_string_lossy().into_owned(),

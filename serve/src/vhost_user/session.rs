@@ -20,7 +20,10 @@ use super::{
     risk::Risk,
     vring::{Chain, RingError, Vring},
 };
-use crate::metrics::{Kind, WorkerMetrics};
+use crate::{
+    metrics::{Kind, WorkerMetrics},
+    reservations::{Outsider, Reservations},
+};
 use diskwright_store::{BlockQueue, Completion, IoBuf, Operation, Request, Segments};
 use std::{collections::VecDeque, io, sync::Arc};
 use virtio_bindings::virtio_blk::VIRTIO_BLK_ID_BYTES;
@@ -44,6 +47,7 @@ pub(crate) struct DeviceFacts {
     pub(crate) identity: [u8; IDENTITY_BYTES],
     pub(crate) cache: Arc<WriteCache>,
     pub(crate) risk: Arc<Risk>,
+    pub(crate) reservations: Arc<Reservations>,
 }
 
 /// A request that the disk carries out.
@@ -69,6 +73,7 @@ pub(crate) struct Session {
     ring: Vring,
     memory: Arc<GuestMemory>,
     device: DeviceFacts,
+    outsider: Outsider,
     inflight: Option<QueueInflight>,
     /// Heads that a former server has left in flight.
     recovered: VecDeque<u16>,
@@ -121,6 +126,7 @@ impl Session {
             queue,
             ring,
             memory,
+            outsider: Outsider::of(Arc::clone(&device.reservations)),
             device,
             inflight,
             recovered,
@@ -293,6 +299,14 @@ impl Session {
             Asked::Read { .. } | Asked::Write { .. } | Asked::Zero { .. } | Asked::Flush
                 if self.device.risk.has_failed() =>
             {
+                self.keep_list(payload);
+                return self.answer(head, &flight.status, Status::Failed, 0);
+            }
+            Asked::Read { .. } if !self.outsider.may(false) => {
+                self.keep_list(payload);
+                return self.answer(head, &flight.status, Status::Failed, 0);
+            }
+            Asked::Write { .. } | Asked::Zero { .. } if !self.outsider.may(true) => {
                 self.keep_list(payload);
                 return self.answer(head, &flight.status, Status::Failed, 0);
             }

@@ -10,12 +10,19 @@ use diskwright_iscsi::{
     scsi::op,
     wire::{HEADER_BYTES, text},
 };
+use diskwright_nbd::{NbdDevice, NbdUri};
+use diskwright_nvme::{NvmeDevice, NvmeUri};
 use diskwright_serve::{
-    ThreadError, iscsi,
+    ThreadError, iscsi, nbd,
     net::{Address, Export, Listener, ServeError, ServerOptions},
+    nvme,
     reservations::ReservationTable,
+    vhost_user::{
+        VhostUserOptions, VhostUserServer,
+        front_end::{FrontEnd, FrontOptions},
+    },
 };
-use diskwright_store::{BlockDevice, CacheMode};
+use diskwright_store::{BlockDevice, Blocking, CacheMode, Endpoint, EngineKind};
 use std::{
     io::Write,
     sync::{Arc, atomic::Ordering},
@@ -470,6 +477,65 @@ fn reservations_shut_out_others_and_survive_a_restart() {
     assert_eq!(keys[4..], [0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 22]);
     assert_eq!(reserve(&mut b, 3, 0, 22, 0, 0), 0);
     assert!(write(&mut stranger, 0, &[5; 512]).is_good());
+}
+
+/// A door without reservations is not a way around them.
+#[test]
+fn clients_of_other_doors_are_refused_what_is_reserved() {
+    let (table, disk) = (Arc::new(ReservationTable::default()), memory(1 << 20, true));
+    let options = || ServerOptions { reservations: Arc::clone(&table), ..ServerOptions::default() };
+    let Some(served) = serve(vec![exported("disk", Arc::clone(&disk))], options()) else { return };
+    let mut a = Initiator::session(&served.socket(), Ways::default());
+    let dir = tempfile::tempdir().unwrap();
+    let socket = |name: &str| dir.path().join(name);
+    let listen = |name: &str| Listener::bind(&Address::Unix(socket(name))).unwrap();
+    let exports = || vec![exported("disk", Arc::clone(&disk))];
+    let _nbd = nbd::start(exports(), vec![listen("nbd")], options()).unwrap();
+    const SUBSYSTEM: &str = "nqn.2026-01.org.example:disks";
+    let _nvme = nvme::start(SUBSYSTEM, exports(), vec![listen("nvme")], options()).unwrap();
+    let reservations = Arc::clone(&table);
+    let machine = VhostUserOptions { name: "disk".into(), queues: 1, is_ephemeral: false, reservations };
+    let _machine = VhostUserServer::start(Arc::clone(&disk), listen("machine"), machine).unwrap();
+    let nvme_uri = NvmeUri::at(Endpoint::Unix(socket("nvme")), SUBSYSTEM, 1);
+    let front = FrontOptions { queues: 1, depth: 4, payload_bytes: 4096, ..FrontOptions::default() };
+    let doors: [(&str, Box<dyn BlockDevice>); 3] = [
+        ("EPERM", Box::new(NbdDevice::open(&NbdUri::unix(socket("nbd"), "disk"), true).unwrap())),
+        ("reservation conflict", Box::new(NvmeDevice::open(&nvme_uri, true).unwrap())),
+        ("", Box::new(FrontEnd::connect(&socket("machine"), front).unwrap())),
+    ];
+    let mut queues: Vec<_> =
+        doors.iter().map(|(word, device)| (*word, Blocking::open(&**device, EngineKind::Auto).unwrap())).collect();
+    let mut all = |reads: bool, writes: bool| {
+        for (word, queue) in &mut queues {
+            for (is_allowed, done) in [
+                (reads, queue.read(0, &mut [0; 4096])),
+                (writes, queue.write(4096, &[7; 4096], false)),
+                (writes, queue.discard(8192, 4096)),
+                (true, queue.flush()),
+            ] {
+                match done {
+                    Ok(()) => assert!(is_allowed, "{word}: reads {reads}, writes {writes}"),
+                    Err(error) => assert!(!is_allowed && error.to_string().contains(*word), "{word}: {error}"),
+                }
+            }
+        }
+    };
+    all(true, true);
+    assert_eq!(reserve(&mut a, 0, 0, 0, 11, 0), 0);
+    all(true, true);
+    assert_eq!(reserve(&mut a, 1, 1, 11, 0, 0), 0, "write exclusive");
+    all(true, false);
+    assert_eq!(reserve(&mut a, 2, 1, 11, 0, 0), 0, "released");
+    assert_eq!(reserve(&mut a, 1, 3, 11, 0, 0), 0, "exclusive access");
+    all(false, false);
+    assert!(write(&mut a, 0, &[1; 512]).is_good());
+    assert_eq!(reserve(&mut a, 2, 3, 11, 0, 0), 0, "released");
+    all(true, true);
+    assert_eq!(reserve(&mut a, 3, 0, 11, 0, 0), 0, "cleared");
+    assert!(a.plain(0, &[op::RESERVE_6, 0, 0, 0, 0, 0]).is_good());
+    all(false, false);
+    assert!(a.plain(0, &[op::RELEASE_6, 0, 0, 0, 0, 0]).is_good());
+    all(true, true);
 }
 
 /// Sends a write of which the disk gets hold, and does not wait for its end.

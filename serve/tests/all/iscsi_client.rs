@@ -2,7 +2,7 @@
 //! secrets, sessions that end; and with a target that answers what a test tells it to.
 
 use crate::common::{
-    Served,
+    Served, file_of_secrets,
     iscsi_initiator::TARGET,
     memory,
     model::{DISK_BYTES, contents_match_a_model, reap_all},
@@ -23,12 +23,8 @@ use diskwright_serve::{
 };
 use diskwright_store::{BlockDevice, BlockQueue, CacheMode, Completion, Endpoint, IoBuf, QueueOptions, Request};
 use std::{
-    fs,
     io::{self, Read, Write},
-    os::unix::{
-        fs::PermissionsExt,
-        net::{UnixListener, UnixStream},
-    },
+    os::unix::net::{UnixListener, UnixStream},
     path::Path,
     sync::Arc,
     thread,
@@ -151,15 +147,6 @@ fn a_session_that_ended_while_idle_is_opened_again_unless_a_write_may_be_lost() 
     assert!(one(&mut *dirty, Request::flush(0)).is_err(), "a queue that has failed stays so");
 }
 
-fn file_of_secrets(dir: &Path, name: &str, client: &str, server: Option<&str>) -> std::path::PathBuf {
-    let path = dir.join(name);
-    let server = server.map(|secret| format!("[server]\nname = \"disks\"\nsecret = \"{secret}\"\n"));
-    let text = format!("[[client]]\nname = \"me\"\nsecret = \"{client}\"\n{}", server.unwrap_or_default());
-    fs::write(&path, text).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-    path
-}
-
 #[test]
 fn both_sides_prove_who_they_are() {
     let of = |name, secret| Credentials::new(name, secret).unwrap();
@@ -167,22 +154,24 @@ fn both_sides_prove_who_they_are() {
     let options = ServerOptions { secrets: Some(Arc::new(secrets)), ..ServerOptions::default() };
     let Some(served) = serve(vec![memory(1 << 20, true)], options) else { return };
     let dir = tempfile::tempdir().unwrap();
-    let file = |name: &str, client: &str, server| Some(file_of_secrets(dir.path(), name, client, server));
+    let file = |client: &str, server: Option<&str>| {
+        Some(file_of_secrets(dir.path(), ("me", client), server.map(|secret| ("disks", secret))))
+    };
     let plain = uri(&served.socket());
     let open = |secrets, user: Option<&str>| {
         let user = user.map(str::to_owned);
         IscsiDevice::open(&IscsiUri { secrets, user, ..plain.clone() }, true)
     };
-    let right = || file("right", "my own secret", None);
-    for secrets in [right(), file("mutual", "my own secret", Some("their secret"))] {
+    let right = || file("my own secret", None);
+    for secrets in [right(), file("my own secret", Some("their secret"))] {
         let device = open(secrets.clone(), None).unwrap();
         one(&mut *device.open_queue(&QueueOptions::default()).unwrap(), Request::flush(0)).unwrap();
         let found = IscsiUri { target: None, secrets, user: Some("me".into()), ..plain.clone() };
         IscsiDevice::open(&found, true).unwrap();
     }
-    let told = open(file("wrong", "another secret", None), None).unwrap_err();
+    let told = open(file("another secret", None), None).unwrap_err();
     assert!(matches!(told, ClientError::Login { status: LoginStatus::AUTHENTICATION, .. }), "{told}");
-    let told = open(file("impostor", "my own secret", Some("not their secret")), None).unwrap_err();
+    let told = open(file("my own secret", Some("not their secret")), None).unwrap_err();
     assert!(told.to_string().contains("does not prove that it is \"disks\""), "{told}");
     let told = open(None, None).unwrap_err().to_string();
     assert!(told.contains("?secrets=FILE"), "{told}");

@@ -2,15 +2,18 @@
 //! The host of a kernel is in `cli/tests/all/guest.rs`.
 
 use crate::common::{
-    Served, memory,
+    Served, file_of_secrets, memory,
     nvme_host::{HOST, Host, SUBSYSTEM, Said, Ways, in_capsule_of, plain, with_room},
 };
 use base64::{Engine, engine::general_purpose::STANDARD};
-use diskwright_nvme::wire::{
-    Command, Completion, Status, admin,
-    auth::{self, Failure},
-    fabrics::{self, property},
-    identify, nvm,
+use diskwright_nvme::{
+    NvmeDevice, NvmeUri,
+    wire::{
+        Command, Completion, Status, admin,
+        auth::{self, Failure},
+        fabrics::{self, property},
+        identify, nvm,
+    },
 };
 use diskwright_serve::{
     ThreadError,
@@ -18,6 +21,7 @@ use diskwright_serve::{
     nvme,
     secrets::{Credentials, Secrets},
 };
+use diskwright_store::{Blocking, Endpoint, EngineKind};
 use ring::hmac;
 use std::sync::Arc;
 
@@ -204,4 +208,35 @@ fn a_secret_that_is_no_key_is_told_at_the_start() {
     }
     // Names of another protocol may be there too.
     assert!(start(&[("iqn.2026-11.org.example:a", "a secret of a host")], None).is_ok());
+}
+
+#[test]
+fn our_host_and_the_subsystem_prove_who_they_are() {
+    let other = text_of(&OTHER_KEY, "00");
+    let dir = tempfile::tempdir().unwrap();
+    for hash in ["00", "01"] {
+        let key = text_of(&KEY, hash);
+        let Some(served) = served(&[(HOST, &key)], Some(&other)) else { return };
+        let open = |client: (&str, &str), server: Option<&str>, name: Option<&str>| {
+            let server = server.map(|secret| ("subsystem", secret));
+            let secrets = Some(file_of_secrets(dir.path(), client, server));
+            let plain = NvmeUri::at(Endpoint::Unix(served.socket()), SUBSYSTEM, 1);
+            NvmeDevice::open(&NvmeUri { secrets, host_nqn: name.map(str::to_owned), ..plain }, true)
+        };
+        for server in [None, Some(&*other)] {
+            let device = open((HOST, &key), server, None).unwrap();
+            Blocking::open(&device, EngineKind::Auto).unwrap().write(0, &[1; 4096], true).unwrap();
+        }
+        for (outcome, words) in [
+            (open((HOST, &text_of(&OTHER_KEY, hash)), None, None), "does not accept the secret of this host"),
+            (open((HOST, &key), Some(&text_of(&[0x33; 32], "00")), None), "does not prove that it is"),
+            (open((HOST, "not a key at all"), None, None), "has not the form DHHC-1"),
+            (open((HOST, &key), None, Some("nqn.2026-01.org.example:other")), "no client"),
+            (NvmeDevice::open(&NvmeUri::at(Endpoint::Unix(served.socket()), SUBSYSTEM, 1), true), "?secrets=FILE"),
+        ] {
+            let told = outcome.unwrap_err().to_string();
+            assert!(told.contains(words), "{told}");
+            assert!(!told.contains(&key), "no secret is told");
+        }
+    }
 }

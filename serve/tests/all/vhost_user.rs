@@ -44,7 +44,12 @@ pub fn serve(disk: &Arc<dyn BlockDevice>, queues: u16) -> Option<Served> {
 pub fn serve_in(disk: &Arc<dyn BlockDevice>, queues: u16, dir: TempDir) -> Option<Served> {
     let socket = dir.path().join("vhost.sock");
     let listener = Listener::bind(&Address::Unix(socket.clone())).unwrap();
-    let options = VhostUserOptions { name: "a disk with a long name".into(), queues, is_ephemeral: false };
+    let options = VhostUserOptions {
+        name: "a disk with a long name".into(),
+        queues,
+        is_ephemeral: false,
+        reservations: Arc::default(),
+    };
     match VhostUserServer::start(Arc::clone(disk), listener, options) {
         Ok(server) => Some(Served { server, socket, dir }),
         Err(VhostUserError::Thread(ThreadError::Ring { source })) => {
@@ -445,7 +450,7 @@ fn tcp_and_wrong_numbers_of_queues_are_refused_by_name() {
     let disk = memory(1 << 20, true);
     let start = |address: &Address, queues| {
         let listener = Listener::bind(address).unwrap();
-        let options = VhostUserOptions { name: "a".into(), queues, is_ephemeral: false };
+        let options = VhostUserOptions { name: "a".into(), queues, is_ephemeral: false, reservations: Arc::default() };
         VhostUserServer::start(Arc::clone(&disk), listener, options).unwrap_err()
     };
     let error = start(&Address::Tcp("127.0.0.1".into(), 0), 1).to_string();

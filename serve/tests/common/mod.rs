@@ -15,8 +15,9 @@ use diskwright_serve::{
 };
 use diskwright_store::{BlockDevice, CacheMode, MemoryStore, RawDevice};
 use std::{
+    fs,
     io::{self, Read, Write},
-    os::unix::net::UnixStream,
+    os::unix::{fs::PermissionsExt, net::UnixStream},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -72,13 +73,25 @@ pub fn serve(devices: Vec<(&str, Arc<dyn BlockDevice>)>, options: ServerOptions)
     }
 }
 
+/// A file of secrets, which only its owner may read: a client, and the server.
+pub fn file_of_secrets(dir: &Path, client: (&str, &str), server: Option<(&str, &str)>) -> PathBuf {
+    let table =
+        |kind: &str, (name, secret): (&str, &str)| format!("{kind}\nname = \"{name}\"\nsecret = \"{secret}\"\n");
+    let number = fs::read_dir(dir).unwrap().count();
+    let path = dir.join(format!("secrets-{number}.toml"));
+    let server = server.map(|server| table("[server]", server)).unwrap_or_default();
+    fs::write(&path, table("[[client]]", client) + &server).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    path
+}
+
 pub fn memory(size_bytes: usize, writable: bool) -> Arc<dyn BlockDevice> {
     let bytes = (0..size_bytes).map(|n| (n % 251) as u8 ^ (n >> 12) as u8).collect();
     Arc::new(RawDevice::new(Arc::new(MemoryStore::with_bytes("memory", bytes)), writable, 512).unwrap())
 }
 
 pub fn raw_file(path: &Path, size_bytes: u64, cache: CacheMode) -> Arc<dyn BlockDevice> {
-    std::fs::File::create(path).unwrap().set_len(size_bytes).unwrap();
+    fs::File::create(path).unwrap().set_len(size_bytes).unwrap();
     Arc::new(RawDevice::open(path, true, cache).unwrap())
 }
 

@@ -81,12 +81,20 @@ fn ending() -> ControlError {
 }
 
 impl Inside {
-    fn open(&mut self, disk: &str, socket: &Path, queues: u16, is_ephemeral: bool) -> Outcome<()> {
+    fn open(
+        &mut self,
+        disk: &str,
+        socket: &Path,
+        queues: u16,
+        is_ephemeral: bool,
+        reservations: &Arc<ReservationTable>,
+    ) -> Outcome<()> {
         let Some(found) = self.disks.iter().find(|found| found.name == disk) else {
             return Err(Failure::new(format!("{disk}: no such disk is served")));
         };
         let listener = Listener::bind(&Address::Unix(socket.to_owned())).map_err(failed)?;
-        let options = VhostUserOptions { name: disk.to_owned(), queues, is_ephemeral };
+        let reservations = Arc::clone(reservations);
+        let options = VhostUserOptions { name: disk.to_owned(), queues, is_ephemeral, reservations };
         let server = VhostUserServer::start(found.device(), listener, options).map_err(failed)?;
         self.machines.push(Machine { disk: disk.to_owned(), socket: socket.to_owned(), queues, server });
         Ok(())
@@ -132,7 +140,7 @@ impl Doors {
     /// A sentence: there is no such disk, the socket exists, or the device cannot be started.
     pub fn open_for_machine(&self, disk: &str, socket: &Path, queues: u16) -> Outcome<()> {
         match &mut *self.lock() {
-            Some(inside) => inside.open(disk, socket, queues, self.opener.is_ephemeral()),
+            Some(inside) => inside.open(disk, socket, queues, self.opener.is_ephemeral(), &self.reservations),
             None => Err(failed(ending())),
         }
     }

@@ -84,7 +84,12 @@ impl Subject {
             hint: "use another folder (`StudyOptions::dir`)".into(),
         };
         let listener = Listener::bind(&Address::Unix(socket.clone())).map_err(|error| failed(&error))?;
-        let options = VhostUserOptions { name: serial(&target.name), queues: 1, is_ephemeral: false };
+        let options = VhostUserOptions {
+            name: serial(&target.name),
+            queues: 1,
+            is_ephemeral: false,
+            reservations: Arc::default(),
+        };
         let server =
             VhostUserServer::start(Arc::clone(&target.device), listener, options).map_err(|error| failed(&error))?;
         Ok(Self { target, disk, server, socket })

@@ -80,7 +80,12 @@ impl Served {
                 (client, Server::Net(server))
             }
             Front::VhostUser => {
-                let options = VhostUserOptions { name: "disk".into(), queues: 1, is_ephemeral: false };
+                let options = VhostUserOptions {
+                    name: "disk".into(),
+                    queues: 1,
+                    is_ephemeral: false,
+                    reservations: Arc::default(),
+                };
                 let server = VhostUserServer::start(device, listener, options).map_err(|error| match error {
                     VhostUserError::Thread(error) => not_started(error),
                     other => other.to_string(),
