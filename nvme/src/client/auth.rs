@@ -1,9 +1,9 @@
 //! The host proves who it is by DH-HMAC-CHAP, and asks the subsystem for the same if its secret is
 //! known. Each queue does so after its connect command.
 
-use super::{ClientError, Result, session::Session};
+use super::{ClientError, Result, host::Keys, session::Session};
 use crate::{
-    key::{Key, mac, verify},
+    key::{mac, verify},
     wire::auth::{self, ControllerMessage, Hash, HostMessage},
 };
 use ring::rand::{SecureRandom, SystemRandom};
@@ -13,15 +13,6 @@ const TRANSACTION: u16 = 1;
 
 /// Room for a message of the controller.
 const ROOM_BYTES: usize = 512;
-
-/// The keys of both sides, and their owners.
-#[derive(Debug, Clone)]
-pub(super) struct Keys {
-    /// The host's.
-    pub(super) host: Key,
-    /// The subsystem's, if it is to prove itself.
-    pub(super) subsystem: Option<Key>,
-}
 
 /// Authenticates a queue.
 ///

@@ -5,9 +5,11 @@
 
 use super::{
     ClientError, Result,
+    connect::connect,
+    host::HostName,
     limits::{Ids, Limits},
     queue::{self, IoQueue},
-    session::{HostName, Session},
+    session::Session,
 };
 use crate::{
     uri::NvmeUri,
@@ -89,7 +91,7 @@ impl NvmeDevice {
             None => discover(uri, &host)?,
         };
         let mut admin = Session::open(&endpoint, uri.digests)?;
-        let controller = admin.connect(0, ADMIN_ENTRIES, &subsystem, ANY_CONTROLLER, &host)?;
+        let controller = connect(&mut admin, 0, ADMIN_ENTRIES, &subsystem, ANY_CONTROLLER, &host)?;
         admin.enable()?;
         let described = identify::Controller::decode(&*identified(&mut admin, identify::CONTROLLER, 0)?);
         let capabilities = admin.property(
@@ -160,7 +162,7 @@ impl NvmeDevice {
         };
         let mut session = Session::open(&self.endpoint, self.uri.digests)?;
         let entries = self.limits.entries.into();
-        session.connect(id.number(), entries, &self.info.subsystem, self.controller, &self.host)?;
+        connect(&mut session, id.number(), entries, &self.info.subsystem, self.controller, &self.host)?;
         Ok(queue::queue(session, self.geometry, self.limits, self.info.nsid, depth, id))
     }
 }
@@ -248,7 +250,7 @@ fn chosen(uri: &NvmeUri, admin: &mut Session) -> Result<u32> {
 /// The only subsystem that the target knows, and where it listens.
 fn discover(uri: &NvmeUri, host: &HostName) -> Result<(Endpoint, String)> {
     let mut admin = Session::open(&uri.endpoint, uri.digests)?;
-    admin.connect(0, ADMIN_ENTRIES, DISCOVERY_NQN, ANY_CONTROLLER, host)?;
+    connect(&mut admin, 0, ADMIN_ENTRIES, DISCOVERY_NQN, ANY_CONTROLLER, host)?;
     admin.enable()?;
     let dwords = (DISCOVERY_BYTES / 4 - 1) as u32;
     let cdw = [u32::from(log::DISCOVERY) | dwords << 16, dwords >> 16, 0, 0, 0, 0];

@@ -1,7 +1,9 @@
 //! The NVMe/TCP host: a namespace as a [`BlockDevice`](diskwright_store::BlockDevice).
 //!
 //! ```text
-//!   session.rs    a connection in its blocking phase: initialize, connect, admin commands
+//!   session.rs    a connection in its blocking phase: initialize, admin commands
+//!   host.rs       who this host is
+//!   connect.rs    a connection becomes a queue
 //!   device.rs     the namespace: discovery, sizes, a queue for each thread
 //!   queue.rs      one connection of one thread: calls -> capsules, PDUs -> answers
 //!   auth.rs       proving who the host is, and asking the subsystem for the same
@@ -16,8 +18,10 @@
 //! asks by an R2T.
 
 mod auth;
+mod connect;
 mod device;
 mod error;
+mod host;
 mod limits;
 mod queue;
 mod session;

@@ -1,29 +1,14 @@
-//! A connection in its blocking phase: it is initialized, becomes a queue, and carries admin
-//! commands one at a time. Then an I/O queue takes the socket.
+//! A connection in its blocking phase: it is initialized, and carries commands one at a time. Then
+//! an I/O queue takes the socket.
 
-use super::{
-    ClientError, Result,
-    auth::{Keys, authenticate},
+use super::{ClientError, Result};
+use crate::wire::{
+    Command, Completion, DataPdu, Digests, Initialize, PduError, PduFlags, PduHeader, PduKind, Terminate,
+    fabrics::{self, property},
+    pdu::DIGEST_BYTES,
 };
-use crate::{
-    key::Key,
-    uri::NvmeUri,
-    wire::{
-        Command, Completion, ConnectData, DISCOVERY_NQN, DataPdu, Digests, Initialize, PduError, PduFlags, PduHeader,
-        PduKind, Terminate, auth,
-        fabrics::{self, ConnectCommand, NO_FLOW_CONTROL, property},
-        pdu::DIGEST_BYTES,
-    },
-};
-use diskwright_store::{
-    Endpoint,
-    remote::Connection,
-    secrets::{Credentials, Secrets},
-};
-use std::{
-    fs,
-    time::{Duration, Instant},
-};
+use diskwright_store::{Endpoint, remote::Connection};
+use std::time::{Duration, Instant};
 
 /// How long a controller may take until it is ready.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -33,50 +18,6 @@ const DATA_BYTES_MAX: usize = 1 << 20;
 
 /// Controller configuration: entries of 64 and 16 bytes, enabled.
 const CONFIGURATION: u32 = 4 << 20 | 6 << 16 | property::ENABLE;
-
-/// Who this host is.
-#[derive(Debug, Clone)]
-pub(super) struct HostName {
-    nqn: String,
-    id: [u8; 16],
-    keys: Option<Keys>,
-}
-
-impl HostName {
-    /// The name in the URI, that of the secrets if they have only one, that of the system, or one
-    /// of this machine.
-    ///
-    /// # Errors
-    /// [`ClientError::Secrets`], [`ClientError::Authentication`].
-    pub(super) fn of(uri: &NvmeUri) -> Result<Self> {
-        let line_of = |path| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
-        let machine = line_of("/etc/machine-id").unwrap_or_default();
-        let mut id = [0; 16];
-        for (byte, digits) in id.iter_mut().zip(machine.as_bytes().chunks_exact(2)) {
-            let digits = std::str::from_utf8(digits).unwrap_or_default();
-            *byte = u8::from_str_radix(digits, 16).unwrap_or_default();
-        }
-        let hex: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
-        let of_machine = || {
-            let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
-            format!("nqn.2014-08.org.nvmexpress:uuid:{}", parts.join("-"))
-        };
-        let of_system = line_of("/etc/nvme/hostnqn").filter(|nqn| fabrics::check_nqn(nqn).is_ok());
-        let Some(path) = &uri.secrets else {
-            return Ok(Self { nqn: uri.host_nqn.clone().or(of_system).unwrap_or_else(of_machine), id, keys: None });
-        };
-        let secrets = Secrets::read(path)?;
-        let own = secrets.own(uri.host_nqn.as_deref())?;
-        let key_of = |owner: &Credentials| {
-            Key::parse(&owner.secret_text()).ok_or_else(|| ClientError::Authentication {
-                peer: uri.endpoint.to_string(),
-                what: format!("the secret of {:?} has not the form DHHC-1:HH:BASE64:", owner.name()),
-            })
-        };
-        let keys = Keys { host: key_of(own)?, subsystem: secrets.server().map(key_of).transpose()? };
-        Ok(Self { nqn: own.name().to_owned(), id, keys: Some(keys) })
-    }
-}
 
 /// One connection.
 #[derive(Debug)]
@@ -125,36 +66,6 @@ impl Session {
     /// The target, for messages.
     pub(super) fn peer(&self) -> String {
         self.connection.peer.to_string()
-    }
-
-    /// Connects a queue of a controller. Returns the controller's id.
-    pub(super) fn connect(
-        &mut self,
-        queue: u16,
-        entries: u32,
-        subsystem: &str,
-        controller: u16,
-        host: &HostName,
-    ) -> Result<u16> {
-        let asked = ConnectCommand { queue, entries, attributes: NO_FLOW_CONTROL, keep_alive_ms: 0 };
-        let data =
-            ConnectData { host_id: host.id, controller, subsystem: subsystem.to_owned(), host: host.nqn.clone() };
-        let doing = if queue == 0 { "connect to the subsystem" } else { "connect an I/O queue" };
-        let (done, _) = self.ask(doing, asked.command(0), &data.encode())?;
-        let is_required = done.result & auth::REQUIRED != 0;
-        match &host.keys {
-            Some(keys) if is_required => authenticate(self, keys, &host.nqn, subsystem)?,
-            None if is_required => {
-                let what = "the target wants a proof of who this host is; write ?secrets=FILE in the URI".to_owned();
-                return Err(ClientError::Authentication { peer: self.peer(), what });
-            }
-            Some(_) if subsystem != DISCOVERY_NQN => {
-                let what = "the target does not ask for a proof; leave out ?secrets=FILE to connect without one";
-                return Err(ClientError::Authentication { peer: self.peer(), what: what.into() });
-            }
-            Some(_) | None => {}
-        }
-        Ok(done.result as u16)
     }
 
     /// Enables the controller, and waits until it is ready.
