@@ -5,8 +5,16 @@ use crate::common::Workshop;
 use crate::control::Place;
 use crate::guest_machine::{Guest, HOST, find};
 use crate::serving::Serving;
+use crate::smb::{PASSWORD, Samba, USER};
 use nix::sys::signal::Signal;
-use std::{collections::BTreeMap, net::TcpListener, process::Command};
+use std::{
+    collections::BTreeMap,
+    net::TcpListener,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
 
 /// A virtio network card, ext4.
 const MODULES: [&str; 5] = ["virtio_pci", "virtio_net", "crc32c_generic", "crc32c_intel", "ext4"];
@@ -14,14 +22,62 @@ const MODULES: [&str; 5] = ["virtio_pci", "virtio_net", "crc32c_generic", "crc32
 /// What the guest deletes and trims away.
 const TRIMMED_BYTES: u64 = 48 << 20;
 
+/// Who serves the disk.
+enum Served<'a> {
+    /// `serve` with these options, with `{port}`.
+    Ours(&'a str),
+    /// Samba shares the raw view.
+    Samba,
+}
+
+/// What serves it, until it is stopped.
+enum Server {
+    Ours(Serving),
+    Samba { samba: Samba, view: View },
+}
+
+/// The raw view of a disk. It is unmounted with this.
+struct View {
+    child: Child,
+    dir: PathBuf,
+}
+
+impl View {
+    /// Unmounts it, and returns whether the disk was closed cleanly.
+    fn unmount(&mut self) -> bool {
+        let unmounted = Command::new("fusermount3").arg("-u").arg(&self.dir).status();
+        unmounted.is_ok_and(|status| status.success()) && self.child.wait().is_ok_and(|status| status.success())
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|status| status.is_none()) && !self.unmount() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+impl Server {
+    fn stop(self) {
+        match self {
+            Self::Ours(server) => assert_eq!(server.stop(Signal::SIGTERM), Some(0)),
+            Self::Samba { samba, mut view } => {
+                drop(samba);
+                assert!(view.unmount(), "the view is unmounted and the disk closed");
+            }
+        }
+    }
+}
+
 /// A way from the guest to the disk.
 struct Door<'a> {
     /// A suite with another kernel.
     suite: Option<&'a str>,
     modules: &'a [&'a str],
-    program: &'a str,
-    /// The options of `serve`, with `{port}`.
-    serve: &'a str,
+    program: Option<&'a str>,
+    served: Served<'a>,
     /// Lines of the guest's script, with `{port}`.
     attach: &'a str,
     device: &'a str,
@@ -33,11 +89,28 @@ fn a_file_system_made_by_the_kernels_client_in_a_guest_is_whole_in_the_image() {
     whole_in_the_image(&Door {
         suite: None,
         modules: &["nbd"],
-        program: "nbd-client",
-        serve: "--nbd 127.0.0.1:{port} --insecure-writes",
+        program: Some("nbd-client"),
+        served: Served::Ours("--nbd 127.0.0.1:{port} --insecure-writes"),
         attach: "/programs/nbd-client -N disk.vhdx -C 2 -b 512 {host} {port} /dev/nbd0 >/tmp/log 2>&1 || { cat /tmp/log; false; }",
         device: "nbd0",
         detach: "/programs/nbd-client -d /dev/nbd0 >/dev/null",
+    });
+}
+
+#[test]
+fn a_file_system_made_over_smb_in_a_guest_is_whole_in_the_image() {
+    let mount = format!(
+        "mkdir -p /share; mount -t cifs //{{host}}/raw /share -o ip={{host}},port={{port}},vers=3.1.1,sec=ntlmssp,seal,username={USER},password={PASSWORD} || dmesg | tail\n\
+         losetup /dev/loop0 /share/disk"
+    );
+    whole_in_the_image(&Door {
+        suite: None,
+        modules: &["loop", "ccm", "ghash_generic", "gcm", "cmac", "cifs"],
+        program: None,
+        served: Served::Samba,
+        attach: &mount,
+        device: "loop0",
+        detach: "losetup -d /dev/loop0; umount /share",
     });
 }
 
@@ -70,8 +143,8 @@ fn a_file_system_made_by_nvme_over_tcp_in_a_guest_is_whole_in_the_image() {
     let console = whole_in_the_image(&Door {
         suite: None,
         modules: &["nvme_tcp"],
-        program: "nvme",
-        serve: &serve,
+        program: Some("nvme"),
+        served: Served::Ours(&serve),
         attach: &connect,
         device: "nvme0n1",
         detach: "/programs/nvme disconnect -d nvme0 >/dev/null",
@@ -105,8 +178,8 @@ fn a_file_system_made_by_a_newer_kernel_with_secrets_is_whole_in_the_image() {
     whole_in_the_image(&Door {
         suite: Some("trixie-backports"),
         modules: &["nvme_tcp"],
-        program: "mke2fs",
-        serve: &serve,
+        program: Some("mke2fs"),
+        served: Served::Ours(&serve),
         attach: &connect,
         device: "nvme0n1",
         detach: "echo 1 > /sys/class/nvme/nvme0/delete_controller",
@@ -123,8 +196,8 @@ fn a_file_system_made_by_iscsi_in_a_guest_is_whole_in_the_image() {
     whole_in_the_image(&Door {
         suite: None,
         modules: &["sd_mod", "iscsi_tcp"],
-        program: "iscsistart",
-        serve: &format!("--iscsi 127.0.0.1:{{port}} --iscsi-target {TARGET} --insecure-writes"),
+        program: Some("iscsistart"),
+        served: Served::Ours(&format!("--iscsi 127.0.0.1:{{port}} --iscsi-target {TARGET} --insecure-writes")),
         attach: &connect,
         device: "sda",
         detach: "echo 1 > /sys/block/sda/device/delete",
@@ -160,11 +233,11 @@ fn a_kernel_follows_what_serve_ctl_does_to_the_disks_of_a_target() {
         place.ok("serve-ctl disk.vhdx resize 96M");
         place.ok("serve-ctl disk.vhdx add more.vhdx");
         let log = || server.log();
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         // The guest's write to the further disk is answered before that goes.
         while place.json("serve-ctl more.vhdx statistics")["traffic"]["commands"][1]["requests"].as_u64() < Some(2) {
             assert!(start.elapsed() < crate::serving::PATIENCE, "{}", log());
-            std::thread::sleep(std::time::Duration::from_millis(100));
+            thread::sleep(Duration::from_millis(100));
         }
         place.ok("serve-ctl more.vhdx remove");
     };
@@ -177,7 +250,8 @@ fn a_kernel_follows_what_serve_ctl_does_to_the_disks_of_a_target() {
 /// Returns the console, or `None` if there is no guest.
 fn whole_in_the_image(door: &Door<'_>) -> Option<String> {
     let modules: Vec<&str> = MODULES.into_iter().chain(door.modules.iter().copied()).collect();
-    let guest = Guest::of_suite(door.suite, &modules, &["mke2fs", door.program])?;
+    let programs: Vec<&str> = ["mke2fs"].into_iter().chain(door.program).collect();
+    let guest = Guest::of_suite(door.suite, &modules, &programs)?;
     for program in ["e2fsck", "debugfs", "sha256sum"] {
         if find(program).is_none() {
             println!("skipped: a guest: {program} is not installed");
@@ -187,8 +261,30 @@ fn whole_in_the_image(door: &Door<'_>) -> Option<String> {
     let shop = Workshop::new();
     shop.ok("create disk.vhdx --size 256M");
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let filled = |text: &str| text.replace("{port}", &port.to_string()).replace("{host}", HOST);
-    let server = Serving::start(&shop, &format!("serve disk.vhdx {}", filled(door.serve)))?;
+    let filled = |text: &str, port: u16| text.replace("{port}", &port.to_string()).replace("{host}", HOST);
+    let (server, port) = match door.served {
+        Served::Ours(options) => {
+            (Server::Ours(Serving::start(&shop, &format!("serve disk.vhdx {}", filled(options, port)))?), port)
+        }
+        Served::Samba => {
+            let samba = Samba::start("a guest of Samba", &shop.path(""))?;
+            let port = samba.port;
+            let child = shop
+                .command(&["attach", "disk.vhdx", "--fuse", "view", "--foreground"])
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap();
+            let began = Instant::now();
+            while !shop.path("view/disk").exists() {
+                assert!(began.elapsed() < Duration::from_secs(30), "no view appears");
+                thread::sleep(Duration::from_millis(50));
+            }
+            (Server::Samba { samba, view: View { child, dir: shop.path("view") } }, port)
+        }
+    };
+    let filled = |text: &str| filled(text, port);
+    // The kernel's SMB client passes no discards of a loop device to Samba.
+    let trims = matches!(door.served, Served::Ours(_));
 
     let console = guest.run(&format!(
         "{attach}\n\
@@ -203,17 +299,18 @@ fn whole_in_the_image(door: &Door<'_>) -> Option<String> {
          dd if=/dev/urandom of=/mnt/gone bs=1M count={mib} 2>/dev/null\n\
          sync\n\
          rm /mnt/gone; sync\n\
-         fstrim /mnt\n\
+         {trim}\n\
          cd /mnt; find . -type f | sort | xargs sha256sum | sed 's/^/GUEST: sum /'; cd /\n\
          umount /mnt\n\
          {detach}\n",
         attach = filled(door.attach),
         device = door.device,
         detach = door.detach,
+        trim = if trims { "fstrim /mnt" } else { "true" },
         mib = TRIMMED_BYTES >> 20
     ))?;
     println!("{console}");
-    assert_eq!(server.stop(Signal::SIGTERM), Some(0));
+    server.stop();
     // The firmware leaves the cursor's orders before the first line.
     let said = |word: &str| -> Vec<Vec<String>> {
         let lines = console.lines().filter_map(|line| line.split_once("GUEST: ")?.1.strip_prefix(word));
@@ -243,6 +340,9 @@ fn whole_in_the_image(door: &Door<'_>) -> Option<String> {
         let found = String::from_utf8_lossy(&output.stdout);
         assert_eq!(found.split_whitespace().next(), Some(sum.as_str()), "{name} differs");
         std::fs::remove_file(&copy).unwrap();
+    }
+    if !trims {
+        return Some(console);
     }
     // What was trimmed is not in the image any more. The journal and the tables have been written,
     // and blocks are of 2 MiB.

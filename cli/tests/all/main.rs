@@ -67,6 +67,7 @@ mod serve_tls;
 mod serve_unit;
 mod server_death;
 mod several;
+mod smb;
 mod snapshot;
 mod split_raw;
 mod streams;

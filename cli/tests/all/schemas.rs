@@ -54,6 +54,7 @@ const ELSEWHERE: &[&str] = &[
     "detach-1",
     "info-export-1",
     "info-namespace-1",
+    "info-unit-1",
     "lab.acceptance-1",
     "lab.compare-3",
     "lab.run-2",

@@ -184,6 +184,32 @@ fn both_sides_prove_who_they_are() {
 }
 
 #[test]
+fn a_session_beyond_the_limit_is_refused_and_the_others_go_on() {
+    let options = ServerOptions { connections_max: 2, ..ServerOptions::default() };
+    let Some(served) = serve(vec![memory(1 << 20, true)], options) else { return };
+    let device = IscsiDevice::open(&uri(&served.socket()), true).unwrap();
+    let open = || device.open_queue(&QueueOptions::default());
+    // The session that described the unit may not have gone yet.
+    let patiently = || {
+        let start = Instant::now();
+        loop {
+            match open() {
+                Ok(queue) => return queue,
+                Err(error) => assert!(start.elapsed() < crate::common::PATIENCE, "{error}"),
+            }
+        }
+    };
+    let mut queues = [patiently(), patiently()];
+    let told = open().unwrap_err().to_string();
+    assert!(told.contains("the connection broke while logging in"), "{told}");
+    for queue in &mut queues {
+        one(&mut **queue, Request::read(0, 512, IoBuf::new(512), 0)).unwrap();
+    }
+    drop(queues);
+    one(&mut *patiently(), Request::flush(0)).unwrap();
+}
+
+#[test]
 fn an_error_of_the_disk_reaches_the_caller() {
     let Some(served) = serve(vec![memory(1 << 20, true)], ServerOptions::default()) else { return };
     let device = IscsiDevice::open(&uri(&served.socket()), true).unwrap();
