@@ -84,7 +84,7 @@ fn a_study_that_is_hung_up_while_it_measures_keeps_what_it_has_and_says_that_it_
 #[test]
 fn the_selftest_runs_as_typed() {
     let shop = Workshop::new();
-    let ended = shop.run("lab selftest --quick --cell 0.2 --rounds 1 --json --output self.json");
+    let ended = shop.run("lab selftest --quick --cell 0.5 --rounds 1 --json --output self.json");
     let json: serde_json::Value = serde_json::from_str(&ended.stdout).expect("one JSON document");
     let rows: Vec<&str> = json["rows"].as_array().unwrap().iter().map(|row| row["row"].as_str().unwrap()).collect();
     assert_eq!(rows, ["generator", "generator-cpu", "recording", "null", "memory"]);
