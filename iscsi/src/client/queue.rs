@@ -23,7 +23,9 @@ use crate::{
 };
 use diskwright_store::{
     Operation, Outbound,
-    remote::{Call, Calls, Connection, ConnectionError, Data, Heard, Outcome, Protocol, QueueLimits, RemoteQueue},
+    remote::{
+        Broken, Call, Calls, Connection, ConnectionError, Data, Heard, Outcome, Protocol, QueueLimits, RemoteQueue,
+    },
 };
 use std::{io, sync::Arc, time::Duration};
 
@@ -260,11 +262,11 @@ impl Protocol for UnitQueue {
         self.command(id, cdb, out_bytes, calls, outbound);
     }
 
-    fn header(&mut self, staged: &[u8], calls: &mut Calls, outbound: &mut Outbound) -> Result<Option<Heard>, String> {
+    fn header(&mut self, staged: &[u8], calls: &mut Calls, outbound: &mut Outbound) -> Result<Option<Heard>, Broken> {
         let Some(bytes) = staged.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
         let header = Header::decode_reply(bytes);
         if header.opcode.is_none() {
-            return Err(not_allowed(bytes));
+            return Err(not_allowed(bytes).into());
         }
         let headers_bytes = HEADER_BYTES + header.more_header_bytes;
         let digest_bytes = if self.agreed.header_digest { DIGEST_BYTES } else { 0 };
@@ -282,7 +284,9 @@ impl Protocol for UnitQueue {
             return Ok(Some(Heard { taken_bytes, data: Some(data) }));
         }
         if header.data_bytes > OTHER_BYTES_MAX {
-            return Err(format!("it sent a PDU with {} bytes of data that are not those of a read", header.data_bytes));
+            return Err(
+                format!("it sent a PDU with {} bytes of data that are not those of a read", header.data_bytes).into()
+            );
         }
         let tail_bytes = tail_of(header.data_bytes, &self.agreed);
         let Some(data) = staged.get(taken_bytes..taken_bytes + header.data_bytes + tail_bytes) else { return Ok(None) };
@@ -301,7 +305,7 @@ impl Protocol for UnitQueue {
                 let reply = ScsiReply::decode(bytes);
                 self.numbers.take(counters, true);
                 if !reply.is_carried_out {
-                    return Err("it could not carry out a command".into());
+                    return Err("it could not carry out a command".to_owned().into());
                 }
                 self.ended(reply.tag, reply.status, sense_in(data), calls, outbound)?;
             }
@@ -322,14 +326,14 @@ impl Protocol for UnitQueue {
                 self.numbers.take(counters, true);
                 let event = replies::async_event_of(bytes);
                 if matches!(event, 1..=3) {
-                    return Err(format!("it ends the session (event {event})"));
+                    return Err(Broken::Ended(format!("the target ends the session (event {event})")));
                 }
             }
             Some(Opcode::Reject) => {
                 let code = replies::reject_code_of(bytes);
-                return Err(format!("it rejects a PDU with the reason {code:#04x}"));
+                return Err(format!("it rejects a PDU with the reason {code:#04x}").into());
             }
-            _ => return Err(not_allowed(bytes)),
+            _ => return Err(not_allowed(bytes).into()),
         }
         Ok(Some(Heard { taken_bytes, data: None }))
     }
@@ -340,13 +344,13 @@ impl Protocol for UnitQueue {
         tail: &[u8],
         calls: &mut Calls,
         outbound: &mut Outbound,
-    ) -> Result<(), String> {
+    ) -> Result<(), Broken> {
         if self.agreed.data_digest {
             let received = calls.memory(data.call.into(), data.start..data.end).unwrap_or_default();
             check_tail(received, tail, &self.agreed)?;
         }
         match self.ends.take() {
-            Some(status) => self.ended(data.call.into(), status, Sense::NONE, calls, outbound),
+            Some(status) => Ok(self.ended(data.call.into(), status, Sense::NONE, calls, outbound)?),
             None => Ok(()),
         }
     }

@@ -10,7 +10,7 @@ use crate::{
     },
 };
 use diskwright_store::remote::Connection;
-use std::{thread, time::Duration};
+use std::{io, thread, time::Duration};
 
 /// How often a command is sent again while the unit tells that something has happened, or is not
 /// ready.
@@ -299,7 +299,8 @@ impl Session {
                 Some(Opcode::Async) => {
                     self.numbers.take(counters, true);
                     if replies::async_event_of(&heard.bytes) != 0 {
-                        return Err(self.violation("it ends the session"));
+                        let ended = io::Error::new(io::ErrorKind::ConnectionAborted, "the target ends the session");
+                        return Err(self.connection.lost(doing, ended).into());
                     }
                 }
                 Some(Opcode::Reject) => {

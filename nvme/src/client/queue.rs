@@ -21,7 +21,7 @@ use crate::wire::{
 };
 use diskwright_store::{
     Geometry, Operation, Outbound,
-    remote::{Calls, Data, Heard, Outcome, Protocol, QueueLimits, RemoteQueue},
+    remote::{Broken, Calls, Data, Heard, Outcome, Protocol, QueueLimits, RemoteQueue},
 };
 use std::{io, sync::Arc};
 
@@ -166,7 +166,7 @@ impl Protocol for IoQueue {
         self.put(PduKind::Command, &command.encode(), (id, 0, data_bytes), calls, outbound);
     }
 
-    fn header(&mut self, staged: &[u8], calls: &mut Calls, outbound: &mut Outbound) -> Result<Option<Heard>, String> {
+    fn header(&mut self, staged: &[u8], calls: &mut Calls, outbound: &mut Outbound) -> Result<Option<Heard>, Broken> {
         let told = |error: PduError| error.to_string();
         let Some(header) = PduHeader::decode(staged).map_err(told)? else { return Ok(None) };
         let (header_bytes, data_bytes) = header.check(self.digests).map_err(told)?;
@@ -182,14 +182,15 @@ impl Protocol for IoQueue {
             }
             PduKind::ControllerData => {
                 let call = calls.get(asked.cid).filter(|call| call.operation == Operation::Read && call.is_open());
-                let Some(call) = call else { return Err(unknown("data", asked.cid)) };
+                let Some(call) = call else { return Err(unknown("data", asked.cid).into()) };
                 let (start, end) = (call.moved_bytes, call.moved_bytes + data_bytes);
                 let is_right = asked.offset_bytes as usize == start && asked.len_bytes as usize == data_bytes;
                 if !is_right || data_bytes == 0 || end as u64 > call.len_bytes {
                     return Err(format!(
                         "it sent {} bytes at {} of a read of {} bytes, of which {start} had come",
                         asked.len_bytes, asked.offset_bytes, call.len_bytes
-                    ));
+                    )
+                    .into());
                 }
                 call.moved_bytes = end;
                 self.is_last = header.flags.contains(PduFlags::SUCCESS);
@@ -198,34 +199,38 @@ impl Protocol for IoQueue {
             }
             PduKind::ReadyToTransfer => {
                 let call = calls.get(asked.cid).filter(|call| call.operation == Operation::Write && call.is_open());
-                let Some(call) = call else { return Err(unknown("an R2T", asked.cid)) };
+                let Some(call) = call else { return Err(unknown("an R2T", asked.cid).into()) };
                 let end = call.moved_bytes as u64 + u64::from(asked.len_bytes);
                 if asked.offset_bytes as usize != call.moved_bytes || asked.len_bytes == 0 || end > call.len_bytes {
                     return Err(format!(
                         "it asks for {} bytes at {} of a write of {} bytes, of which it has asked for {}",
                         asked.len_bytes, asked.offset_bytes, call.len_bytes, call.moved_bytes
-                    ));
+                    )
+                    .into());
                 }
                 call.moved_bytes = end as usize;
                 self.give(asked, calls, outbound);
             }
             PduKind::ControllerTerminate => {
                 let status = Terminate::decode(front).status;
-                return Err(format!("it ended the connection with the fatal error status {status}"));
+                return Err(format!("it ended the connection with the fatal error status {status}").into());
             }
-            kind => return Err(told(PduError::Kind { found: kind as u8 })),
+            kind => return Err(told(PduError::Kind { found: kind as u8 }).into()),
         }
         Ok(Some(heard))
     }
 
-    fn data_received(&mut self, data: &Data, tail: &[u8], calls: &mut Calls, _: &mut Outbound) -> Result<(), String> {
+    fn data_received(&mut self, data: &Data, tail: &[u8], calls: &mut Calls, _: &mut Outbound) -> Result<(), Broken> {
         if let Some(&digest) = tail.first_chunk() {
             let computed = calls.memory(data.call.into(), data.start..data.end).map(crc32c::crc32c);
             if computed != Some(u32::from_le_bytes(digest)) {
-                return Err("the digest of data of a read does not match".into());
+                return Err("the digest of data of a read does not match".to_owned().into());
             }
         }
-        if self.is_last { self.completed(data.call, Status::SUCCESS, calls) } else { Ok(()) }
+        if self.is_last {
+            self.completed(data.call, Status::SUCCESS, calls)?;
+        }
+        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@
 //! - Every request of our host completes and returns its buffer. Errors have a text.
 //! - Memory depends on the bytes sent, not on length fields (`tests/corpus.rs` measures it).
 
-use crate::scripted::{ScriptedServer, play_client};
+use crate::scripted::{ScriptedServer, drive, play_client};
 use arbitrary::{Arbitrary, Unstructured};
 use diskwright_nvme::{
     NvmeDevice, NvmeUri,
@@ -26,9 +26,7 @@ use diskwright_serve::{
     net::{Address, Export, Listener, Server, ServerOptions},
     nvme,
 };
-use diskwright_store::{
-    BlockDevice, Blocking, Endpoint, EngineKind, IoBuf, MemoryStore, QueueOptions, RawDevice, Request,
-};
+use diskwright_store::{BlockDevice, Blocking, Endpoint, EngineKind, MemoryStore, QueueOptions, RawDevice};
 use std::{
     io::{Read, Write},
     os::unix::net::UnixStream,
@@ -439,26 +437,5 @@ pub fn nvme_host(data: &[u8]) {
         Ok(queue) => queue,
         Err(error) => return told(&error),
     };
-    let mut pushed = 0;
-    for request in [
-        Request::read(0, 4096, IoBuf::new(4096), 0),
-        Request::write(8192, 512, IoBuf::new(512), 1),
-        Request::write(16384, 12288, IoBuf::new(12288), 2),
-        Request::flush(3),
-        Request::discard(32768, 4096, 4),
-    ] {
-        // The namespace may be smaller.
-        pushed += usize::from(queue.push(request).is_ok());
-    }
-    let mut completions = Vec::new();
-    while queue.in_flight() > 0 {
-        queue.reap(1, &mut completions).expect("a queue reports errors by its completions");
-    }
-    assert_eq!(completions.len(), pushed);
-    for completion in completions {
-        assert_eq!(completion.buf.is_some(), completion.tag < 3, "a buffer is lost");
-        if let Err(error) = completion.result {
-            told(&error);
-        }
-    }
+    drive(&mut *queue);
 }

@@ -1,5 +1,6 @@
 //! A server that sends chosen bytes to whoever connects, and listens to nothing.
 
+use diskwright_store::{BlockQueue, IoBuf, Request};
 use std::{
     collections::VecDeque,
     io::{Read, Write},
@@ -60,6 +61,33 @@ fn send(mut stream: UnixStream, bytes: &[u8], piece: usize) {
     let _ = stream.shutdown(Shutdown::Write);
     let mut rest = [0; 16 << 10];
     while stream.read(&mut rest).is_ok_and(|count| count > 0) {}
+}
+
+/// Pushes requests of each kind to the queue of a client whose server is hostile. Each completes
+/// and returns its buffer, and an error has a text.
+pub(crate) fn drive(queue: &mut dyn BlockQueue) {
+    let mut pushed = 0;
+    for request in [
+        Request::read(0, 4096, IoBuf::new(4096), 0),
+        Request::write(8192, 512, IoBuf::new(512), 1),
+        Request::write(16384, 131072, IoBuf::new(131072), 2),
+        Request::flush(3),
+        Request::discard(262144, 4096, 4),
+    ] {
+        // The disk may be smaller.
+        pushed += usize::from(queue.push(request).is_ok());
+    }
+    let mut completions = Vec::new();
+    while queue.in_flight() > 0 {
+        queue.reap(1, &mut completions).expect("a queue reports errors by its completions");
+    }
+    assert_eq!(completions.len(), pushed);
+    for completion in completions {
+        assert_eq!(completion.buf.is_some(), completion.tag < 3, "a buffer is lost");
+        if let Err(error) = completion.result {
+            assert!(!error.to_string().is_empty());
+        }
+    }
 }
 
 /// Sends the bytes of a hostile client, and reads until the server has closed. Returns how much was

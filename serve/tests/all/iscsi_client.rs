@@ -26,7 +26,10 @@ use std::{
     io::{self, Read, Write},
     os::unix::net::{UnixListener, UnixStream},
     path::Path,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -293,7 +296,10 @@ impl Scripted {
                             else {
                                 panic!("MODE SENSE")
                             };
-                            vec![Act::Data(mode::sense(disk, &query).unwrap())]
+                            let mut sense = mode::sense(disk, &query).unwrap();
+                            // It has no FUA.
+                            sense[2] &= !0x10;
+                            vec![Act::Data(sense)]
                         }
                         (op::MAINTENANCE_IN, _) => vec![Act::End(status::CHECK_CONDITION, Some(Sense::INVALID_OPCODE))],
                         _ => {
@@ -461,4 +467,54 @@ fn a_question_of_the_target_is_answered() {
     });
     done.result.unwrap();
     assert_eq!(done.buf.unwrap()[..], [9; 512]);
+}
+
+#[test]
+fn a_durable_write_is_followed_by_a_flush_where_the_unit_has_no_fua() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&asked);
+    let write = Request { fua: true, ..Request::write(0, 512, IoBuf::new(512), 0) };
+    let done = against(write, move |_, header| {
+        let cdb = ScsiCommand::decode(header).cdb;
+        match seen.fetch_add(1, Ordering::SeqCst) {
+            0 => assert_eq!((cdb[0], cdb[1]), (op::WRITE_16, 0)),
+            _ => assert_eq!(cdb[0], op::SYNCHRONIZE_CACHE_10),
+        }
+        vec![Act::End(status::GOOD, None)]
+    });
+    done.result.unwrap();
+    assert_eq!(asked.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn a_target_that_ends_the_session_is_not_taken_for_a_broken_one() {
+    let done = against(read(), |_, _| {
+        let mut event = [0; HEADER_BYTES];
+        (event[0], event[1], event[36]) = (Opcode::Async as u8, 0x80, 2);
+        vec![Act::Raw(event, Vec::new())]
+    });
+    let told = done.result.unwrap_err().to_string();
+    assert!(told.contains("the target ends the session (event 2)") && !told.contains("violated"), "{told}");
+}
+
+#[test]
+fn a_target_that_has_moved_is_followed() {
+    let listener = Listener::bind(&Address::Tcp("127.0.0.1".into(), 0)).unwrap();
+    let Address::Tcp(_, port) = listener.address().clone() else { panic!("TCP") };
+    let export = Export { name: "disk".into(), description: String::new(), device: memory(1 << 20, false) };
+    let Ok(_server) = iscsi::start(TARGET, vec![export], vec![listener], ServerOptions::default()) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let old = UnixListener::bind(&socket).unwrap();
+    let moved = thread::spawn(move || {
+        let mut old = Scripted { stream: old.accept().unwrap().0 };
+        let (header, _) = old.hear().unwrap();
+        let mut answer = Vec::new();
+        text::put(&mut answer, "TargetAddress", &format!("127.0.0.1:{port},1"));
+        let reply = LoginReply::to(&LoginRequest::decode(&header), COUNTERS, LoginStatus::MOVED_TEMPORARILY);
+        old.say(&reply.encode(answer.len()), &answer);
+    });
+    let device = IscsiDevice::open(&uri(&socket), false).unwrap();
+    assert_eq!(device.geometry().size_bytes, 1 << 20);
+    moved.join().unwrap();
 }

@@ -8,7 +8,7 @@
 //!
 //! The protocol checks each header against the command that it answers.
 
-use super::{Calls, Data, Heard, Protocol, connection::closed};
+use super::{Broken, Calls, Data, Heard, Protocol, connection::closed};
 use crate::Outbound;
 use std::io::{self, IoSliceMut};
 
@@ -23,7 +23,7 @@ const STAGE_SMALL_BYTES: usize = 4 << 10;
 #[derive(Debug)]
 pub(super) enum Fault {
     Io(io::Error),
-    Violation(String),
+    Broken(Broken),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -77,7 +77,7 @@ impl Inbound {
                 return Err(Fault::Io(closed()));
             }
             came = true;
-            while self.step(protocol, calls, outbound).map_err(Fault::Violation)? {}
+            while self.step(protocol, calls, outbound).map_err(Fault::Broken)? {}
             // If the socket returned less than requested, it has no more data.
             if received < room {
                 return Ok(true);
@@ -121,7 +121,7 @@ impl Inbound {
         protocol: &mut impl Protocol,
         calls: &mut Calls,
         outbound: &mut Outbound,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, Broken> {
         let staged = &self.stage[self.taken..self.filled];
         match self.state {
             State::Header => {

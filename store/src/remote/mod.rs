@@ -18,6 +18,6 @@ mod queue;
 mod tables;
 
 pub use connection::{Connection, ConnectionError};
-pub use protocol::{Data, Heard, Protocol};
+pub use protocol::{Broken, Data, Heard, Protocol};
 pub use queue::{QueueLimits, RemoteQueue};
 pub use tables::{Call, Calls, Outcome};

@@ -29,6 +29,21 @@ pub struct Heard {
     pub data: Option<Data>,
 }
 
+/// Why nothing more can be received on a connection.
+#[derive(Debug)]
+pub enum Broken {
+    /// How the server violated the protocol, as the end of a sentence.
+    Violation(String),
+    /// Why the server ends the connection, as it may.
+    Ended(String),
+}
+
+impl From<String> for Broken {
+    fn from(what: String) -> Self {
+        Self::Violation(what)
+    }
+}
+
 /// A protocol; see the module documentation.
 pub trait Protocol: fmt::Debug {
     /// Refuses operations that the server does not support.
@@ -52,8 +67,8 @@ pub trait Protocol: fmt::Debug {
     /// are needed.
     ///
     /// # Errors
-    /// How the server violated the protocol, as the end of a sentence. Nothing more is received.
-    fn header(&mut self, staged: &[u8], calls: &mut Calls, outbound: &mut Outbound) -> Result<Option<Heard>, String>;
+    /// Nothing more is received.
+    fn header(&mut self, staged: &[u8], calls: &mut Calls, outbound: &mut Outbound) -> Result<Option<Heard>, Broken>;
 
     /// Data were received, and are followed by `tail`.
     ///
@@ -65,7 +80,7 @@ pub trait Protocol: fmt::Debug {
         tail: &[u8],
         calls: &mut Calls,
         outbound: &mut Outbound,
-    ) -> Result<(), String>;
+    ) -> Result<(), Broken>;
 
     /// Opens a new connection in place of one that broke while no call was in flight and no write
     /// was waiting for a flush. Returns `None` if the protocol cannot.

@@ -11,7 +11,7 @@
 //! waits for a flush, because a server that has restarted may have lost it.
 
 use super::{
-    Call, Calls, Connection, ConnectionError, Outcome, Protocol,
+    Broken, Call, Calls, Connection, ConnectionError, Outcome, Protocol,
     inbound::{Fault, Inbound},
     tables::{Memory, Slot},
 };
@@ -208,7 +208,10 @@ impl<P: Protocol> RemoteQueue<P> {
             let received = inbound.receive(|slices| socket.read_vectored(slices), protocol, calls, outbound);
             let received = received.map_err(|fault| match fault {
                 Fault::Io(source) => connection.lost("receiving", source),
-                Fault::Violation(what) => connection.violation(what),
+                Fault::Broken(Broken::Violation(what)) => connection.violation(what),
+                Fault::Broken(Broken::Ended(what)) => {
+                    connection.lost("receiving", io::Error::new(io::ErrorKind::ConnectionAborted, what))
+                }
             });
             // Answers that arrived before a fault are valid.
             self.settle();

@@ -82,7 +82,10 @@ pub enum SecretsError {
 fn no_such_client(name: Option<&str>) -> String {
     match name {
         Some(name) => format!("the secrets have no client {name:?}"),
-        None => "the secrets have several clients; name one in the URI: iscsi://NAME@HOST/...".to_owned(),
+        None => {
+            "the secrets have several clients; name one in the URI (iscsi://NAME@HOST/..., nvme://...?host-nqn=NAME)"
+                .to_owned()
+        }
     }
 }
 
