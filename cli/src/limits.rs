@@ -80,6 +80,25 @@ impl fmt::Display for InWords {
     }
 }
 
+/// Limits as [`parse`] reads them.
+#[derive(Debug, Clone, Copy)]
+pub struct AsOption(pub RateLimits);
+
+impl fmt::Display for AsOption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RateLimits { iops, bytes_per_second, iops_burst, burst_bytes } = self.0;
+        if self.0.is_unlimited() {
+            return f.write_str("none");
+        }
+        let parts =
+            [("iops", iops), ("bytes", bytes_per_second), ("iops-burst", iops_burst), ("bytes-burst", burst_bytes)];
+        for (at, (key, value)) in parts.into_iter().filter(|(_, value)| *value > 0).enumerate() {
+            write!(f, "{}{key}={value}", if at > 0 { "," } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -95,7 +114,9 @@ mod tests {
                 "500 requests per second (bursts of 2000), 20 MiB per second (bursts of 1 GiB)",
             ),
         ] {
-            assert_eq!(InWords(parse(text).unwrap()).to_string(), words);
+            let limits = parse(text).unwrap();
+            assert_eq!(InWords(limits).to_string(), words);
+            assert_eq!(parse(&AsOption(limits).to_string()), Ok(limits));
         }
     }
 

@@ -28,6 +28,7 @@
 //! (transfers of streams), `ublk` (block devices that we serve), `ring` (the io_uring, and its
 //! stand-in under Miri), `bare` (a baseline for benchmarks) and `sys`.
 
+mod alarm;
 mod bare;
 mod barrier;
 mod buffer;
@@ -82,6 +83,7 @@ pub mod ublk;
 mod window;
 mod zeros;
 
+pub use alarm::Alarm;
 pub use bare::{BareFound, BareLoad, bare_ring};
 pub use barrier::{Barrier, BarrierError};
 pub use buffer::{HUGE_PAGE_BYTES, IoBuf, MappedMemory, SEGMENTS_MAX, Segment, SegmentMemory, Segments, Slab};

@@ -17,8 +17,8 @@
 //! directly if none is held.
 
 use crate::{
-    AtRisk, BlockDevice, BlockQueue, Completion, Extent, Geometry, Operation, PushError, QueueOptions, RateLimiter,
-    Request, Streams, TrackedPoint, queue::validate, resize::SizeWatcher, streams::StreamEnd,
+    Alarm, AtRisk, BlockDevice, BlockQueue, Completion, Extent, Geometry, Operation, PushError, QueueOptions,
+    RateLimiter, Request, TrackedPoint, queue::validate, resize::SizeWatcher,
 };
 use std::{collections::VecDeque, io, ops::Range, sync::Arc, thread, time::Duration};
 
@@ -51,7 +51,7 @@ impl BlockDevice for LimitedDevice {
             device: Arc::clone(&self.inner),
             limiter: Arc::clone(&self.limiter),
             held: VecDeque::new(),
-            alarm: options.ring.map(|ring| Alarm { streams: Streams::new(ring), is_set: false, ends: Vec::new() }),
+            alarm: options.ring.map(Alarm::new),
         }))
     }
 
@@ -75,31 +75,6 @@ impl BlockDevice for LimitedDevice {
         out: &mut Vec<Range<u64>>,
     ) -> io::Result<()> {
         self.inner.changed_since(point, range, enough, out)
-    }
-}
-
-/// Wakes the thread that waits for a shared ring.
-#[derive(Debug)]
-struct Alarm {
-    streams: Streams,
-    is_set: bool,
-    ends: Vec<StreamEnd>,
-}
-
-impl Alarm {
-    fn set(&mut self, after: Duration) {
-        if !self.is_set {
-            self.is_set = true;
-            self.streams.timer(after, 0);
-        }
-    }
-
-    /// Takes the alarm's answer from the ring, which does not sleep while it holds one.
-    fn take(&mut self) {
-        self.streams.reap(&mut self.ends);
-        if self.ends.drain(..).count() > 0 {
-            self.is_set = false;
-        }
     }
 }
 
@@ -179,7 +154,7 @@ impl BlockQueue for LimitedQueue {
     }
 
     fn reap(&mut self, at_least: usize, out: &mut Vec<Completion>) -> io::Result<()> {
-        let has_alarm = self.alarm.as_ref().is_some_and(|alarm| alarm.is_set);
+        let has_alarm = self.alarm.as_ref().is_some_and(Alarm::is_set);
         if self.held.is_empty() && !has_alarm {
             return self.queue.reap(at_least, out);
         }

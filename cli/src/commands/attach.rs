@@ -13,7 +13,7 @@ use crate::{
     context::{Context, print_message},
     exit::{self, Failure, Outcome},
     json::Document,
-    limits,
+    limits::{self, AsOption},
     options::SnapshotArgs,
 };
 use clap::{Args, ValueEnum};
@@ -21,7 +21,7 @@ use diskwright_disk::{Disk, OpenOptions, require_file};
 use diskwright_serve::{
     attach::{
         self, AttachMethod, AttachOptions, Attached, DeviceKind, MountRecord, PartitionRecord, Record, Registry,
-        ServeMethod, ServerMessage, UblkPlace,
+        ServeMethod, ServerMessage, ServerStart, UblkPlace,
     },
     ephemeral,
 };
@@ -32,7 +32,7 @@ use std::{
     env,
     ffi::OsString,
     io::{self, BufRead, BufReader, Write},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Stdio},
     sync::Arc,
 };
@@ -106,6 +106,9 @@ pub struct AttachArgs {
     /// File in which the server says what its death would cost.
     #[arg(long, value_name = "PATH", hide = true, requires = "mark")]
     risk: Option<PathBuf>,
+    /// The limits that the former server was given by `serve-ctl limit`.
+    #[arg(long, value_parser = limits::parse, hide = true, requires = "take_over")]
+    limit_now: Option<RateLimits>,
     /// Where the image is now.
     #[arg(long, value_name = "PATH", hide = true, requires = "role")]
     image: Option<PathBuf>,
@@ -244,14 +247,17 @@ fn attach_here(args: &AttachArgs) -> Outcome<Attached> {
     };
     // Relative names among the options, also when the supervisor has left the folder.
     let folder = env::current_dir();
-    let server = move |at: &ServeMethod, image: &Path| {
+    let server = move |start: ServerStart<'_>| {
         // Without the program's path the spawn fails and says so.
         let mut command = again("server").unwrap_or_else(|_| Command::new(""));
-        command.arg("--image").arg(image);
+        command.arg("--image").arg(start.image);
+        if let Some(limits) = start.limits {
+            command.arg("--limit-now").arg(AsOption(limits).to_string());
+        }
         if let Ok(folder) = &folder {
             command.current_dir(folder);
         }
-        match at {
+        match start.method {
             ServeMethod::FuseFile(point) => {
                 command.arg("--at").arg(point);
             }
@@ -322,7 +328,7 @@ fn serve(context: &mut Context, args: &AttachArgs) -> Outcome {
         }
     };
     let _ = env::set_current_dir("/");
-    let limits = args.limit.unwrap_or_default();
+    let limits = args.limit_now.or(args.limit).unwrap_or_default();
     attach::serve_disk(disk, &at, context.global.engine(), limits, &mut context.out, io::stdin())?;
     Ok(exit::OK)
 }

@@ -142,13 +142,14 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
     };
     let mut servers = Vec::new();
     let without_tls = ServerOptions { tls: None, ..options.clone() };
-    if let Some(subsystem) = names::subsystem_of(args) {
-        let server = nvme::start(&subsystem, exports.clone(), nvme_listeners, without_tls.clone());
-        servers.push((Network::Nvme, server.map_err(sentence)?));
-    }
+    // First, because it claims bytes of disks, which the others must know before they write.
     if let Some(target) = names::target_of(args) {
-        let server = iscsi::start(&target, exports.clone(), iscsi_listeners, without_tls);
+        let server = iscsi::start(&target, exports.clone(), iscsi_listeners, without_tls.clone());
         servers.push((Network::Iscsi, server.map_err(sentence)?));
+    }
+    if let Some(subsystem) = names::subsystem_of(args) {
+        let server = nvme::start(&subsystem, exports.clone(), nvme_listeners, without_tls);
+        servers.push((Network::Nvme, server.map_err(sentence)?));
     }
     if !listeners.is_empty() {
         servers.push((Network::Nbd, nbd::start(exports, listeners, options).map_err(sentence)?));
@@ -243,7 +244,7 @@ fn open_channel(context: &Context, server: &Arc<Doors>) -> Option<Channel> {
         doors: Ok(Arc::clone(server) as Arc<dyn DoorKeeper>),
         on_drain: Ok(Box::new(move || signals.stop())),
         freezer: None,
-        on_move: None,
+        on_change: None,
     };
     Channel::open(held, host).unwrap_or_else(|error| {
         tracing::warn!(%error, "cannot make a control channel, so serve-ctl does not reach these disks");

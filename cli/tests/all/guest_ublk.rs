@@ -79,7 +79,8 @@ $dw detach $dev
 gone
 
 # Blocks that were written before: nothing is lost with the server, and the next one goes on.
-dev=$($dw attach disk.vhdx)
+dev=$($dw attach disk.vhdx --limit iops=888000)
+$dw serve-ctl disk.vhdx limit iops=777000 >/dev/null
 server=$(pid_of server)
 /programs/fio --name=recover --filename=${dev}p2 --direct=1 --ioengine=libaio --rw=randwrite --bs=4k --serialize_overlap=1 --iodepth=8 --size=4M --loops=30 --verify=crc32c --verify_fatal=1 --randseed=7 --output-format=terse >/tmp/fio 2>&1 &
 fio=$!
@@ -89,6 +90,7 @@ kill -9 $server
 wait $fio || { cat /tmp/fio; false; }
 [ "$(pid_of server)" != $server ] || { echo no other server; false; }
 [ "$($dw attached | grep -c ublkb0)" = 1 ] || { $dw attached; false; }
+$dw serve-ctl disk.vhdx statistics | grep -q '777000 requests per second' || { $dw serve-ctl disk.vhdx statistics; false; }
 $dw detach $dev
 gone
 echo GUEST: server recovered

@@ -56,7 +56,7 @@ pub use mounted::{carries, mounted_from};
 pub use process::{Process, name_of};
 pub use record::{AttachMethod, MountRecord, PartitionRecord, Record, RecordDir, Registry, RegistryLock};
 pub use release::DetachOptions;
-pub use server::{ServeMethod, ServerMessage, SupervisorMessage, serve_disk};
+pub use server::{ServeMethod, ServerMessage, ServerStart, SupervisorMessage, serve_disk};
 pub use setup::attach;
 pub use supervisor::Attached;
 

@@ -18,7 +18,14 @@
 //! A server that dies again soon after it took over is not replaced: the same request would
 //! probably kill the next one.
 
-use super::{error::AttachError, process::Process, record::AttachMethod, setup, supervisor::Attached, wait_until};
+use super::{
+    error::AttachError,
+    process::Process,
+    record::AttachMethod,
+    setup::{self, Start},
+    supervisor::Attached,
+    wait_until,
+};
 use crate::{
     control,
     ublk::{self, FoundDevice, UblkError},
@@ -79,7 +86,8 @@ impl Attached {
         });
         begun.map_err(failed("recover"))?;
         self.closing = false;
-        self.child = setup::start_server(&self.home, &self.record, true, &self.server, &self.sender)?;
+        self.child =
+            setup::start_server(&self.home, &self.record, Start::TakesOver(self.limits), &self.server, &self.sender)?;
         self.record.server = Process::of(self.child.id());
         self.home.write(&self.record)?;
         self.wait_for_server()?;

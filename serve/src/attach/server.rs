@@ -9,7 +9,7 @@
 
 use crate::{
     attach::{error::AttachError, freezing},
-    control::{self, Channel, Host, HostedDisk, OnMove},
+    control::{self, Change, Channel, Host, HostedDisk, Limits, OnChange},
     fuse::{self, DISK_NAME, FuseError, MountOptions, Shape, View},
     ublk::{self, UblkPlace},
 };
@@ -37,8 +37,20 @@ pub enum ServeMethod {
     Ublk(UblkPlace),
 }
 
-/// Makes the command of a server, for the image at a path.
-pub(super) type MakeServer = dyn Fn(&ServeMethod, &Path) -> Command;
+/// What a server process is started for.
+#[derive(Debug, Clone, Copy)]
+pub struct ServerStart<'a> {
+    /// How it makes the disk available.
+    pub method: &'a ServeMethod,
+    /// Where the image is.
+    pub image: &'a Path,
+    /// The limits that a former server was given over its control channel. `None`: those that the
+    /// disk was attached with.
+    pub limits: Option<RateLimits>,
+}
+
+/// Makes the command of a server.
+pub(super) type MakeServer = dyn Fn(ServerStart<'_>) -> Command;
 
 /// Where the disk is available.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,6 +96,11 @@ pub enum ServerMessage {
     Moved {
         /// The file.
         file: PathBuf,
+    },
+    /// The rate at which the disk is served has a new limit.
+    Limited {
+        /// The limits.
+        limits: Limits,
     },
     /// A snapshot is near: freeze the file systems. The answer is [`SupervisorMessage::Frozen`].
     Freeze,
@@ -155,9 +172,12 @@ pub fn serve_disk(
     let send = |message: ServerMessage| message.send(&mut **out.lock().unwrap_or_else(PoisonError::into_inner));
     let (tell, told) = channel();
     let freezer = Freezer { tell: tell.clone(), answers: Mutex::new(heard(answers)), frozen: Mutex::default() };
-    let tell_move = tell.clone();
-    let on_move: OnMove = Box::new(move |file| {
-        let _ = tell_move.send(ServerMessage::Moved { file: file.to_owned() });
+    let tell_change = tell.clone();
+    let on_change: OnChange = Box::new(move |change| {
+        let _ = tell_change.send(match change {
+            Change::Moved(file) => ServerMessage::Moved { file },
+            Change::Limited(limits) => ServerMessage::Limited { limits },
+        });
     });
     let disk = Arc::new(Movable::new(disk));
     let limiter = Arc::new(RateLimiter::new(limits));
@@ -165,7 +185,7 @@ pub fn serve_disk(
         let _ = tell.send(ServerMessage::Resized { size });
     });
     disk.watch_size(&watcher);
-    let channel = open_channel(&disk, &limiter, freezer, on_move);
+    let channel = open_channel(&disk, &limiter, freezer, on_change);
     thread::scope(|scope| {
         scope.spawn(|| told.into_iter().for_each(&send));
         let result = serve_and_close(&disk, &limiter, at, engine, &send, channel.as_ref());
@@ -180,7 +200,12 @@ pub fn serve_disk(
 
 /// The control channel of a disk that is open for writing. Without it the disk is served all the
 /// same.
-fn open_channel(disk: &Arc<Movable>, limiter: &Arc<RateLimiter>, freezer: Freezer, on_move: OnMove) -> Option<Channel> {
+fn open_channel(
+    disk: &Arc<Movable>,
+    limiter: &Arc<RateLimiter>,
+    freezer: Freezer,
+    on_change: OnChange,
+) -> Option<Channel> {
     let opened = disk.disk();
     let file = opened.file()?;
     let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -195,7 +220,7 @@ fn open_channel(disk: &Arc<Movable>, limiter: &Arc<RateLimiter>, freezer: Freeze
         doors: Err("an attached disk has no further doors: it is a device of this machine".into()),
         on_drain: Err(hint),
         freezer: Some(Box::new(freezer)),
-        on_move: Some(on_move),
+        on_change: Some(on_change),
     };
     let hosted = HostedDisk { name, disk: Arc::clone(disk), limiter: Arc::clone(limiter) };
     Channel::open(vec![hosted], host).unwrap_or_else(|error| {

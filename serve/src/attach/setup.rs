@@ -15,7 +15,7 @@ use crate::attach::{
     mounting,
     process::Process,
     record::{AttachMethod, PartitionRecord, Record, RecordDir, Registry},
-    server::{MakeServer, ServeMethod, ServedDevice, ServerMessage, now_seconds},
+    server::{MakeServer, ServeMethod, ServedDevice, ServerMessage, ServerStart, now_seconds},
     supervisor::{Attached, Event},
     usage,
 };
@@ -23,6 +23,7 @@ use crate::{
     control::identity,
     ublk::{self, UblkError, UblkPlace},
 };
+use diskwright_store::RateLimits;
 use std::{
     fs::File,
     io::{BufRead, BufReader},
@@ -71,7 +72,7 @@ pub fn attach(registry: &Registry, options: &AttachOptions, server: Box<MakeServ
         home.write(&record)?;
     }
     let (sender, events) = channel();
-    let started = listen(&home, &sender).and_then(|()| start_server(&home, &record, false, &server, &sender));
+    let started = listen(&home, &sender).and_then(|()| start_server(&home, &record, Start::First, &server, &sender));
     let child = match started {
         Ok(started) => started,
         Err(error) => {
@@ -90,6 +91,7 @@ pub fn attach(registry: &Registry, options: &AttachOptions, server: Box<MakeServ
         sender,
         server,
         identity,
+        limits: None,
         recovered_at: None,
         frozen_at: None,
         thawed_early: Vec::new(),
@@ -167,11 +169,21 @@ fn listen(home: &RecordDir, events: &Sender<Event>) -> Result<(), AttachError> {
     Ok(())
 }
 
-/// Starts a server, and the thread that reads its messages. `takes_over`: the ublk device exists.
+/// Which server of a disk is started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Start {
+    /// The first one.
+    First,
+    /// One that takes over the ublk device of another one, and the limits that this one was given
+    /// after its start.
+    TakesOver(Option<RateLimits>),
+}
+
+/// Starts a server, and the thread that reads its messages.
 pub(super) fn start_server(
     home: &RecordDir,
     record: &Record,
-    takes_over: bool,
+    start: Start,
     server: &MakeServer,
     events: &Sender<Event>,
 ) -> Result<Child, AttachError> {
@@ -182,11 +194,15 @@ pub(super) fn start_server(
         // What is dropped when the server ends cannot be served by the next one.
         Some(mark) => {
             let risk = (!record.ephemeral).then(|| home.risk());
-            ServeMethod::Ublk(UblkPlace { mark, exists: takes_over, risk })
+            ServeMethod::Ublk(UblkPlace { mark, exists: start != Start::First, risk })
         }
         None => ServeMethod::FuseFile(record.fuse_mount.clone()),
     };
-    let mut child = server(&at, &record.file)
+    let limits = match start {
+        Start::First => None,
+        Start::TakesOver(limits) => limits,
+    };
+    let mut child = server(ServerStart { method: &at, image: &record.file, limits })
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(log)
@@ -256,6 +272,7 @@ impl Attached {
                 // A size change before `Ready` is included in `Ready`.
                 Ok(Event::Server(
                     ServerMessage::Resized { .. }
+                    | ServerMessage::Limited { .. }
                     | ServerMessage::Freeze
                     | ServerMessage::Thaw
                     | ServerMessage::Closing

@@ -24,6 +24,7 @@ use crate::attach::{
     server::{MakeServer, ServerMessage, SupervisorMessage},
 };
 use crate::control::FileId;
+use diskwright_store::RateLimits;
 use std::{
     fmt,
     io::Write,
@@ -59,6 +60,8 @@ pub struct Attached {
     pub(super) server: Box<MakeServer>,
     /// The identity of the image's file when it was attached.
     pub(super) identity: Option<FileId>,
+    /// The limits that were set over the server's control channel, for the next server.
+    pub(super) limits: Option<RateLimits>,
     /// When another server took the device over.
     pub(super) recovered_at: Option<Instant>,
     /// When file systems were frozen for a snapshot.
@@ -203,6 +206,7 @@ impl Attached {
         match says {
             ServerMessage::Resized { size } => self.follow_size(size),
             ServerMessage::Moved { file } => self.follow_move(file),
+            ServerMessage::Limited { limits } => self.limits = Some(limits.into()),
             ServerMessage::Freeze => self.freeze(),
             ServerMessage::Thaw => {
                 let mut warnings = std::mem::take(&mut self.thawed_early);

@@ -1,6 +1,6 @@
 //! The process behind a control channel: its disks, how it ends, and how it freezes file systems.
 
-use super::{ControlError, message::NewDisk};
+use super::{ControlError, answer::Limits, message::NewDisk};
 use crate::metrics::Metrics;
 use diskwright_disk::Movable;
 use diskwright_store::RateLimiter;
@@ -73,8 +73,17 @@ pub trait DoorKeeper: Send + Sync {
     fn remove(&self, disk: &str) -> Result<(), ControlError>;
 }
 
-/// Called with the new file of a disk that has moved.
-pub type OnMove = Box<dyn Fn(&Path) + Send + Sync>;
+/// A change of a disk, made over the control channel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// The disk is in this file now.
+    Moved(PathBuf),
+    /// The rate at which the disk is served is limited to this.
+    Limited(Limits),
+}
+
+/// Called after a change.
+pub type OnChange = Box<dyn Fn(Change) + Send + Sync>;
 
 /// What a control channel needs to know about its process.
 pub struct Host {
@@ -88,8 +97,8 @@ pub struct Host {
     pub on_drain: Result<OnDrain, String>,
     /// Freezes file systems on the disk, if the disk is a device of this machine.
     pub freezer: Option<Box<dyn Freezer>>,
-    /// Called after a disk has moved to another file.
-    pub on_move: Option<OnMove>,
+    /// Called after a disk has moved to another file or was limited.
+    pub on_change: Option<OnChange>,
 }
 
 impl fmt::Debug for Host {

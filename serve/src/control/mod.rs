@@ -62,7 +62,7 @@ pub use answer::{
 pub use channel::Channel;
 pub use client::{Client, FoundDisk, Listing, Peer, find, find_by_frozen, find_by_name, list};
 pub(crate) use folder::{had_open, identity};
-pub use host::{DoorKeeper, Freezer, FrozenFileSystems, GetMetrics, Host, HostedDisk, OnMove};
+pub use host::{Change, DoorKeeper, Freezer, FrozenFileSystems, GetMetrics, Host, HostedDisk, OnChange};
 pub(crate) use message::FileId;
 pub use message::{Done, NewDisk, NewImage, Operation, VERSION};
 

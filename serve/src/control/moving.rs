@@ -3,6 +3,7 @@
 
 use super::{
     answer::Moved,
+    host::Change,
     message::{FileId, NewImage},
     shared::{Entry, Shared},
 };
@@ -50,8 +51,8 @@ pub(super) fn move_disk(
         shared.folder.withdraw(left, &shared.socket);
     }
     let done = done?;
-    if let (false, Some(tell)) = (options.dry_run, &shared.host.on_move) {
-        tell(&done.to);
+    if let (false, Some(tell)) = (options.dry_run, &shared.host.on_change) {
+        tell(Change::Moved(done.to.clone()));
     }
     Ok(Moved {
         from: done.from,

@@ -11,7 +11,7 @@ use super::{
         Statistics, TrackedPoint, TrackedRange, Traffic,
     },
     folder,
-    host::{DoorKeeper, FrozenFileSystems},
+    host::{Change, DoorKeeper, FrozenFileSystems},
     message::{Done, FileId, NewDisk, Operation},
     moving,
     shared::{Entry, Shared, id_of},
@@ -96,6 +96,9 @@ pub(super) fn carry_out(
         (Operation::Drain, Some(_)) => shared.drain(),
         (Operation::Limit(limits), Some(entry)) => {
             entry.held.limiter.set(limits.into());
+            if let Some(tell) = &shared.host.on_change {
+                tell(Change::Limited(limits));
+            }
             Ok(Done::Limited(limits))
         }
         (Operation::OpenDoor { socket, queues }, Some(entry)) => {

@@ -46,7 +46,7 @@ impl Scene {
     fn open(&self, disks: Vec<HostedDisk>, on_drain: Result<host::OnDrain, String>) -> Channel {
         let metrics: GetMetrics = Box::new(Vec::new);
         let doors = Err("it has no doors".into());
-        let host = Host { command: "serve", metrics, doors, on_drain, freezer: None, on_move: None };
+        let host = Host { command: "serve", metrics, doors, on_drain, freezer: None, on_change: None };
         Channel::open_in(self.folder.clone(), disks, host).unwrap()
     }
 
@@ -110,7 +110,7 @@ fn of_two_removals_at_once_one_leaves_the_last_disk() {
             doors: Ok(Arc::new(Closes)),
             on_drain: no_drain(),
             freezer: None,
-            on_move: None,
+            on_change: None,
         };
         let channel =
             Channel::open_in(scene.folder.clone(), vec![scene.disk("one.vhdx"), scene.disk("two.vhdx")], host).unwrap();

@@ -66,6 +66,7 @@ pub fn start(
         return Err(ServeError::NoTls);
     }
     check_target(target).map_err(|reason| ServeError::Name { name: target.to_owned(), reason })?;
+    options.reservations.use_claims();
     let shared = Shared::new(target, Arc::clone(&options.reservations), options.secrets.clone());
     Server::start::<Iscsi>(shared, exports, listeners, options)
 }

@@ -48,6 +48,7 @@ impl Protocol for Iscsi {
     const NAME: &'static str = "iscsi";
     const ANSWERS: usize = 8;
     const AUTHENTICATES: bool = true;
+    const RESERVES: bool = true;
     const HOW_TO_ALLOW_WRITES: &'static str =
         "ask for authentication (`ServerOptions::secrets`), or allow it with `ServerOptions::insecure_writes`";
 

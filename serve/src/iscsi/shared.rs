@@ -2,28 +2,22 @@
 //!
 //! ```text
 //!   a login ─▶ Shared::open ─▶ Nexus      the earlier session of the same initiator port is ended
-//!   COMPARE AND WRITE, ORWRITE ─▶ Shared::claim ─▶ Claim      no other one has these bytes
 //! ```
 //!
 //! A port that logs in again takes over from its earlier session. A command of that one must not
 //! write after a command of the new one: see [`Nexus::has_ended`].
 //!
-//! Locks: one for the sessions, one for the claims. Each is held for a lookup or a change, and no
-//! code holds both.
+//! One lock guards the sessions. It is held for a lookup or a change.
 
 use crate::{reservations::ReservationTable, secrets::Secrets};
 use std::{
     collections::BTreeMap,
     fmt,
-    ops::Range,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
 };
-
-/// Bytes of exports that commands have for themselves.
-type Claims = Arc<Mutex<Vec<(u32, Range<u64>)>>>;
 
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -33,7 +27,6 @@ pub(crate) struct Shared {
     /// `None` lets every initiator in.
     pub(super) secrets: Option<Arc<Secrets>>,
     sessions: Mutex<Sessions>,
-    claims: Claims,
 }
 
 #[derive(Debug, Default)]
@@ -77,7 +70,7 @@ impl Nexus {
 
 impl Shared {
     pub(super) fn new(target: &str, reservations: Arc<ReservationTable>, secrets: Option<Arc<Secrets>>) -> Self {
-        Self { target: target.to_owned(), reservations, secrets, sessions: Mutex::default(), claims: Arc::default() }
+        Self { target: target.to_owned(), reservations, secrets, sessions: Mutex::default() }
     }
 
     /// A new session. An earlier one of the same port is told to end, unless the new one is for
@@ -105,34 +98,6 @@ impl Shared {
             sessions.by_port.remove(&nexus.port);
         }
     }
-
-    /// Claims bytes of an export for a command that reads and then writes. `None` if another
-    /// command has some of them.
-    pub(super) fn claim(&self, export: u32, range: Range<u64>) -> Option<Claim> {
-        let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
-        let overlaps =
-            |(of, there): &(u32, Range<u64>)| *of == export && there.start < range.end && range.start < there.end;
-        if claims.iter().any(overlaps) {
-            return None;
-        }
-        claims.push((export, range.clone()));
-        Some(Claim { claims: Arc::clone(&self.claims), export, range })
-    }
-}
-
-/// Bytes that a command has for itself until this is dropped.
-#[derive(Debug)]
-pub(super) struct Claim {
-    claims: Claims,
-    export: u32,
-    range: Range<u64>,
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
-        claims.retain(|(export, range)| *export != self.export || *range != self.range);
-    }
 }
 
 #[cfg(test)]
@@ -155,16 +120,5 @@ mod tests {
         shared.close(&first);
         let third = shared.open(port(1), false);
         assert!(second.has_ended() && !third.has_ended());
-    }
-
-    #[test]
-    fn bytes_are_claimed_once() {
-        let shared = Shared::new("iqn.2026-11.test:t", Arc::default(), None);
-        let claim = shared.claim(0, 512..1024).unwrap();
-        assert!(shared.claim(0, 0..513).is_none() && shared.claim(0, 1023..2048).is_none());
-        let others = (shared.claim(0, 0..512), shared.claim(0, 1024..1025), shared.claim(1, 0..4096));
-        assert!(others.0.is_some() && others.1.is_some() && others.2.is_some());
-        drop(claim);
-        assert!(shared.claim(0, 600..700).is_some());
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     chap::Chap,
-    shared::{Claim, Nexus, Shared},
+    shared::{Nexus, Shared},
     units::Units,
 };
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
         flights::{ClientRequest, Contents},
         protocol::ProtocolTypes,
     },
-    reservations::Reservations,
+    reservations::{Claim, Reservations},
 };
 use diskwright_iscsi::{
     scsi::{Command, Sense},
@@ -188,13 +188,23 @@ pub(super) enum Step {
     Only,
     /// The read of a command that compares or changes what it finds. The claim is for those that
     /// write afterwards.
-    Found(Option<Claim>),
+    Found(Option<Arc<Claim>>),
     /// The write after it.
-    Changed(#[expect(dead_code, reason = "it is held")] Claim),
+    Changed(Arc<Claim>),
     /// The read before a write whose data end within a block, and their length.
     Partial(usize),
     /// A pattern that is written again and again: the pattern, and what is left.
     Pattern(Arc<IoBuf>, Range<u64>),
+}
+
+impl Step {
+    /// The claim under which the write is made that follows.
+    pub(super) fn claim(&self) -> Option<&Arc<Claim>> {
+        match self {
+            Self::Changed(claim) => Some(claim),
+            _ => None,
+        }
+    }
 }
 
 /// A SCSI command that has not been answered.

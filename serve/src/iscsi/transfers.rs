@@ -88,7 +88,8 @@ impl Core<Iscsi> {
             Command::Verify { .. } => self.find(conn, &asked, contents, Step::Found(None)),
             Command::CompareAndWrite { .. } | Command::OrWrite { .. } => {
                 let range = asked.offset_bytes..asked.offset_bytes + asked.len_bytes;
-                match self.shared.claim(asked.export, range) {
+                let claims = self.claims(asked.export as usize);
+                match claims.and_then(|claims| claims.claim(range)) {
                     Some(claim) => self.find(conn, &asked, contents, Step::Found(Some(claim))),
                     None => {
                         contents.into_bufs().for_each(|buf| self.pool.give(buf));
@@ -176,8 +177,9 @@ impl Core<Iscsi> {
         let Contents { first: Some(buf), more } = payload else {
             return self.finish(conn, asked, Outcome::Failed(Sense::INTERNAL));
         };
-        let command = conn.session.tasks.get(asked.own.slot).map(|task| task.command);
-        let fua = match command {
+        let task = conn.session.tasks.get(asked.own.slot);
+        let claim = task.and_then(|task| task.step.claim().cloned());
+        let fua = match task.map(|task| task.command) {
             Some(Ok(Command::CompareAndWrite { fua, .. } | Command::OrWrite { fua, .. })) => fua,
             // What is verified is what the medium has.
             _ => true,
@@ -185,7 +187,7 @@ impl Core<Iscsi> {
         if more.is_empty() {
             let write = Request::write(asked.offset_bytes, asked.len_bytes as usize, buf, 0);
             let request = Request { buf_offset_bytes: HEADER_ROOM_BYTES + from_bytes, fua, ..write };
-            return self.launch_single(conn, asked, request);
+            return self.launch_claimed(conn, asked, request, claim);
         }
         let mut segments = Box::<Segments>::default();
         let mut left_bytes = asked.len_bytes as usize;
@@ -197,7 +199,8 @@ impl Core<Iscsi> {
                 return self.answer(conn, asked, Err(error), contents);
             }
         }
-        self.launch_single(conn, asked, Request { fua, ..Request::write_segments(asked.offset_bytes, segments, 0) });
+        let request = Request { fua, ..Request::write_segments(asked.offset_bytes, segments, 0) };
+        self.launch_claimed(conn, asked, request, claim);
     }
 
     fn write_same(&mut self, conn: &mut Connection<Iscsi>, asked: &ClientRequest<Asked>, block: &[u8], unmaps: bool) {

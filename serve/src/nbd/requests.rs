@@ -94,6 +94,7 @@ impl Protocol for Nbd {
     const NAME: &'static str = "nbd";
     const ANSWERS: usize = 8;
     const AUTHENTICATES: bool = false;
+    const RESERVES: bool = false;
     const HOW_TO_ALLOW_WRITES: &'static str =
         "listen on a unix socket, use TLS (`ServerOptions::tls`), or allow it with `ServerOptions::insecure_writes`";
 

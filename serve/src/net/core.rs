@@ -24,7 +24,7 @@
 
 use super::{
     connection::{Connection, Incoming, State, payload_range},
-    exports::Exports,
+    exports::{Export, Exports},
     flights::{ClientRequest, Completed, Contents, Flight, Group, Steps},
     outbox::Share,
     pool::{HEADER_ROOM_BYTES, PIECE_BYTES, Pool},
@@ -34,7 +34,7 @@ use super::{
 use crate::{
     metrics::{Counter, WorkerMetrics},
     panic_guard::{PanicGuard, catch_panic},
-    reservations::{Outsider, ReservationTable},
+    reservations::{Claim, ClaimedQueue, Claims, Outsider, ReservationTable},
     reserve::Reserve,
 };
 use diskwright_store::{
@@ -60,6 +60,8 @@ pub(crate) trait Protocol: ProtocolTypes {
     const ANSWERS: usize;
     /// Whether clients prove who they are, if the server has secrets.
     const AUTHENTICATES: bool;
+    /// Whether its clients take part in reservations.
+    const RESERVES: bool;
     /// How the caller allows writable exports on TCP, as the end of a sentence.
     const HOW_TO_ALLOW_WRITES: &'static str;
 
@@ -122,7 +124,7 @@ pub(crate) struct Core<P: ProtocolTypes> {
     pub(crate) exports: Arc<Exports>,
     /// What all workers of the server share.
     pub(crate) shared: Arc<P::Shared>,
-    pub(crate) queues: Vec<Option<Box<dyn BlockQueue>>>,
+    pub(crate) queues: Vec<Option<ClaimedQueue>>,
     /// By the index of the export.
     outsiders: Vec<Option<Outsider>>,
     reservations: Arc<ReservationTable>,
@@ -203,11 +205,13 @@ impl<P: Protocol> Core<P> {
         let queue = &mut self.queues[export];
         if queue.is_none() {
             let options = QueueOptions { depth: QUEUE_DEPTH, ring: Some(&self.ring), ..QueueOptions::default() };
-            let device = &self.exports.get(export).device;
+            let Export { name, device, .. } = self.exports.get(export);
             let opened = catch_panic(|| device.open_queue(&options));
             let opened = Box::new(PanicGuard::over(opened.map_err(SessionEnd::Queue)?));
             let held: Arc<Counter> = Arc::clone(&self.metrics.held);
-            *queue = Some(Box::new(Reserve::over(opened, &self.ring, held)));
+            let opened = Box::new(Reserve::over(opened, &self.ring, held));
+            let claims = Arc::clone(self.reservations.of(name).claims());
+            *queue = Some(ClaimedQueue::over(opened, claims, Some(&self.ring), !P::RESERVES));
         }
         Ok(())
     }
@@ -224,14 +228,30 @@ impl<P: Protocol> Core<P> {
         share.requests == 0 || share.requests < self.limit.requests && share.bytes < self.limit.bytes
     }
 
+    /// The claimed bytes of the export's disk.
+    pub(crate) fn claims(&self, export: usize) -> Option<Arc<Claims>> {
+        let export = self.exports.here(export)?;
+        Some(Arc::clone(self.reservations.of(&export.name).claims()))
+    }
+
     /// Pushes a request to the export's queue. Gives the request back if the queue refuses it.
-    fn launch(&mut self, flight: Flight<P::Asked>, request: Request) -> Result<(), (Request, io::Error)> {
+    fn launch(
+        &mut self,
+        flight: Flight<P::Asked>,
+        request: Request,
+        claim: Option<Arc<Claim>>,
+    ) -> Result<(), (Request, io::Error)> {
         let Some(queue) = &mut self.queues[flight.asked.export as usize] else {
             return Err((request, io::Error::other("the export has no queue")));
         };
         let tag = self.flights.insert(flight);
         self.pushed = true;
-        queue.push(Request { tag: tag.into(), ..request }).map_err(|refused| {
+        let request = Request { tag: tag.into(), ..request };
+        let pushed = match claim {
+            Some(claim) => queue.push_claimed(request, claim),
+            None => queue.push(request),
+        };
+        pushed.map_err(|refused| {
             self.flights.remove(tag);
             (refused.request, refused.reason)
         })
@@ -245,8 +265,19 @@ impl<P: Protocol> Core<P> {
         asked: &ClientRequest<P::Asked>,
         request: Request,
     ) {
-        if let Err((Request { buf, segments, .. }, error)) = self.launch(Flight { asked: *asked, group: None }, request)
-        {
+        self.launch_claimed(conn, asked, request, None);
+    }
+
+    /// The same for a write of bytes that the client's request has claimed.
+    pub(crate) fn launch_claimed(
+        &mut self,
+        conn: &mut Connection<P>,
+        asked: &ClientRequest<P::Asked>,
+        request: Request,
+        claim: Option<Arc<Claim>>,
+    ) {
+        let flight = Flight { asked: *asked, group: None };
+        if let Err((Request { buf, segments, .. }, error)) = self.launch(flight, request, claim) {
             let contents = self.contents(buf, segments);
             self.answer(conn, asked, Err(error), contents);
         }
@@ -343,7 +374,7 @@ impl<P: Protocol> Core<P> {
         let Steps { operation, fua, .. } = of.steps;
         let request = Request { operation, fua, ..Request::discard(step.start, step.end - step.start, 0) };
         let flight = Flight { asked: of.asked, group: Some(group) };
-        if let Err((_, error)) = self.launch(flight, request)
+        if let Err((_, error)) = self.launch(flight, request, None)
             && let Some(of) = self.groups.get_mut(group)
         {
             of.pending -= 1;

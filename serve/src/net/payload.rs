@@ -15,7 +15,7 @@ use super::{
     flights::Contents,
     pool::{HEADER_ROOM_BYTES, PIECE_BYTES},
 };
-use diskwright_store::{Request, Segments};
+use diskwright_store::{BlockQueue, Request, Segments};
 use std::io;
 
 impl<P: Protocol> Core<P> {

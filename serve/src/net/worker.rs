@@ -23,7 +23,7 @@ use super::{
     settings::{Settings, TlsNeed},
 };
 use crate::{inbox::Inbox, metrics::WorkerMetrics, turn::Pace};
-use diskwright_store::{Completion, IoBuf, RateLimiter, SlotMap, StreamEnd, StreamId, Streams};
+use diskwright_store::{BlockQueue, Completion, IoBuf, RateLimiter, SlotMap, StreamEnd, StreamId, Streams};
 use std::{
     collections::VecDeque,
     io,

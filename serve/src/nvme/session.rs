@@ -37,6 +37,7 @@ impl Protocol for Nvme {
     const NAME: &'static str = "nvme";
     const ANSWERS: usize = 8;
     const AUTHENTICATES: bool = true;
+    const RESERVES: bool = false;
     const HOW_TO_ALLOW_WRITES: &'static str =
         "ask for authentication (`ServerOptions::secrets`), or allow it with `ServerOptions::insecure_writes`";
 

@@ -3,6 +3,7 @@
 //! ```text
 //!   session ─▶ Reservations::change ─▶ State (state.rs) ─▶ file (file.rs), if they shall last
 //!   session ─▶ Access, from its cache while the version stays the same
+//!   session ─▶ Claims (claims.rs)         bytes for one command, and the writes in flight
 //!   session ─▶ Reservations::take_events      what another one has done to its registration
 //! ```
 //!
@@ -15,10 +16,12 @@
 //! mutex guards it, and is held while a change is written to the file. Requests of data look only
 //! at the version, an atomic number that grows with each change.
 
+mod claims;
 mod file;
 mod outsider;
 mod state;
 
+pub(crate) use claims::{Claim, ClaimedQueue, Claims};
 pub use file::FileError;
 pub(crate) use outsider::Outsider;
 pub(crate) use state::{Change, Event, Kind, Refusal, State};
@@ -29,22 +32,28 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
 };
+
+/// The participant that all clients are which take no part in reservations. None registers by this
+/// name, because it is not a port's.
+const NOBODY: &str = "";
 
 /// The reservations of all disks of a process.
 #[derive(Debug, Default)]
 pub struct ReservationTable {
     /// Where those are kept that shall last.
     dir: Option<PathBuf>,
+    /// Whether a door that claims bytes is open.
+    has_claims: AtomicBool,
     disks: Mutex<BTreeMap<String, Arc<Reservations>>>,
 }
 
 impl ReservationTable {
     /// Reservations that may last are kept in the folder `dir`, a file for each disk.
     pub fn kept_in(dir: &Path) -> Self {
-        Self { dir: Some(dir.to_owned()), disks: Mutex::default() }
+        Self { dir: Some(dir.to_owned()), ..Self::default() }
     }
 
     /// Reads the reservations of a disk, which is exported by this name. Those of a disk that is
@@ -65,7 +74,18 @@ impl ReservationTable {
 
     /// The reservations of a disk.
     pub(crate) fn of(&self, name: &str) -> Arc<Reservations> {
-        Arc::clone(self.lock().entry(name.to_owned()).or_default())
+        let reservations = Arc::clone(self.lock().entry(name.to_owned()).or_default());
+        if self.has_claims.load(Ordering::SeqCst) {
+            reservations.claims.use_them();
+        }
+        reservations
+    }
+
+    /// A door is about to be opened that claims bytes of disks. To be called before any other door
+    /// is open.
+    pub(crate) fn use_claims(&self) {
+        self.has_claims.store(true, Ordering::SeqCst);
+        self.lock().values().for_each(|reservations| reservations.claims.use_them());
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Reservations>>> {
@@ -78,6 +98,7 @@ impl ReservationTable {
 pub(crate) struct Reservations {
     version: AtomicU64,
     inside: Mutex<Inside>,
+    claims: Arc<Claims>,
 }
 
 #[derive(Debug, Default)]
@@ -115,11 +136,16 @@ impl Default for Access {
 impl Reservations {
     fn new(state: State, file: Option<File>) -> Self {
         let inside = Inside { state, file, ..Inside::default() };
-        Self { version: AtomicU64::new(0), inside: Mutex::new(inside) }
+        Self { inside: Mutex::new(inside), ..Self::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inside> {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The claimed bytes of the disk.
+    pub(crate) fn claims(&self) -> &Arc<Claims> {
+        &self.claims
     }
 
     /// Whether reservations can last longer than the process.
@@ -187,9 +213,13 @@ impl Reservations {
         counter
     }
 
-    /// Whether a request is in flight of a participant that may not write.
+    /// Whether a request is in flight of a participant that may not write, or a write of a client
+    /// that takes no part in reservations.
     pub(crate) fn has_late_requests(&self) -> bool {
         let inside = self.lock();
+        if !inside.state.allows(NOBODY).1 && self.claims.have_outsiders_writes() {
+            return true;
+        }
         inside.in_flight.iter().any(|(participant, counter)| {
             let (_, writes) = inside.state.allows(participant);
             !writes && counter.upgrade().is_some_and(|counter| counter.load(Ordering::SeqCst) > 0)
@@ -205,6 +235,7 @@ impl Reservations {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use diskwright_store::{BlockDevice, BlockQueue, IoBuf, MemoryStore, QueueOptions, RawDevice, Request};
 
     fn register(key: u64, lasts: bool) -> Change {
         Change::Register { expected: None, key, lasts }
@@ -240,6 +271,32 @@ mod tests {
         a.fetch_sub(1, Ordering::SeqCst);
         assert!(!disk.has_late_requests());
         assert!(Arc::ptr_eq(&a, &disk.in_flight_of("a")));
+    }
+
+    #[test]
+    fn writes_of_those_who_cannot_register_are_seen() {
+        let table = ReservationTable::default();
+        let disk = table.of("d");
+        table.use_claims();
+        let mut queue = memory_queue(disk.claims(), true);
+        queue.push(Request::write(0, 512, IoBuf::new(512), 0)).unwrap();
+        assert!(!disk.has_late_requests());
+        disk.change("b", &register(2, false)).unwrap();
+        disk.change("b", &Change::Reserve { key: 2, kind: Kind::WriteExclusive }).unwrap();
+        assert!(disk.has_late_requests());
+        queue.reap(1, &mut Vec::new()).unwrap();
+        assert!(!disk.has_late_requests());
+        // The requests of initiators are counted by initiator.
+        let mut queue = memory_queue(disk.claims(), false);
+        queue.push(Request::write(0, 512, IoBuf::new(512), 0)).unwrap();
+        assert!(!disk.has_late_requests());
+    }
+
+    fn memory_queue(claims: &Arc<Claims>, is_outsiders: bool) -> ClaimedQueue {
+        let store = MemoryStore::with_bytes("memory", vec![0; 4096]);
+        let memory = RawDevice::new(Arc::new(store), true, 512).unwrap();
+        let queue = memory.open_queue(&QueueOptions::default()).unwrap();
+        ClaimedQueue::over(queue, Arc::clone(claims), None, is_outsiders)
     }
 
     #[test]

@@ -4,11 +4,8 @@
 //! if the reservation is exclusive for reads. A request costs one atomic load as long as the
 //! reservations stay as they are.
 
-use super::{Access, Reservations};
+use super::{Access, NOBODY, Reservations};
 use std::sync::Arc;
-
-/// The participant that they are: none registers by this name, because it is not a port's.
-const NOBODY: &str = "";
 
 /// What they may do with a disk. Each thread has one of its own.
 #[derive(Debug)]

@@ -21,6 +21,7 @@ use crate::{
     inbox::Inbox,
     metrics::WorkerMetrics,
     panic_guard::{PanicGuard, catch_panic},
+    reservations::ClaimedQueue,
     reserve::Reserve,
     turn::Pace,
 };
@@ -286,6 +287,8 @@ impl Worker {
         let queue = catch_panic(|| self.device.open_queue(&options))?;
         let held = Arc::clone(&self.metrics.held);
         let queue = Box::new(Reserve::over(Box::new(PanicGuard::over(queue)), &self.ring, held));
+        let claims = Arc::clone(self.facts.reservations.claims());
+        let queue = Box::new(ClaimedQueue::over(queue, claims, Some(&self.ring), true));
         let metrics = Arc::clone(&self.metrics);
         let session =
             Session::new(queue, ring, memory, self.facts.clone(), inflight, metrics).map_err(io::Error::other)?;

@@ -480,22 +480,29 @@ fn reservations_shut_out_others_and_survive_a_restart() {
 }
 
 /// A door without reservations is not a way around them.
-#[test]
-fn clients_of_other_doors_are_refused_what_is_reserved() {
-    let (table, disk) = (Arc::new(ReservationTable::default()), memory(1 << 20, true));
+/// A disk behind the iSCSI target and, by other doors, in this process again.
+struct OtherDoors {
+    /// Words of the error for what is reserved, and the disk by the door.
+    doors: [(&'static str, Box<dyn BlockDevice>); 3],
+    iscsi: Served,
+    _servers: (diskwright_serve::net::Server, diskwright_serve::net::Server, VhostUserServer),
+    _dir: tempfile::TempDir,
+}
+
+fn other_doors(disk: &Arc<dyn BlockDevice>) -> Option<OtherDoors> {
+    let table = Arc::new(ReservationTable::default());
     let options = || ServerOptions { reservations: Arc::clone(&table), ..ServerOptions::default() };
-    let Some(served) = serve(vec![exported("disk", Arc::clone(&disk))], options()) else { return };
-    let mut a = Initiator::session(&served.socket(), Ways::default());
+    let exports = || vec![exported("disk", Arc::clone(disk))];
+    let iscsi = serve(exports(), options())?;
     let dir = tempfile::tempdir().unwrap();
     let socket = |name: &str| dir.path().join(name);
     let listen = |name: &str| Listener::bind(&Address::Unix(socket(name))).unwrap();
-    let exports = || vec![exported("disk", Arc::clone(&disk))];
-    let _nbd = nbd::start(exports(), vec![listen("nbd")], options()).unwrap();
     const SUBSYSTEM: &str = "nqn.2026-01.org.example:disks";
-    let _nvme = nvme::start(SUBSYSTEM, exports(), vec![listen("nvme")], options()).unwrap();
+    let nbd = nbd::start(exports(), vec![listen("nbd")], options()).unwrap();
+    let nvme = nvme::start(SUBSYSTEM, exports(), vec![listen("nvme")], options()).unwrap();
     let reservations = Arc::clone(&table);
     let machine = VhostUserOptions { name: "disk".into(), queues: 1, is_ephemeral: false, reservations };
-    let _machine = VhostUserServer::start(Arc::clone(&disk), listen("machine"), machine).unwrap();
+    let machine = VhostUserServer::start(Arc::clone(disk), listen("machine"), machine).unwrap();
     let nvme_uri = NvmeUri::at(Endpoint::Unix(socket("nvme")), SUBSYSTEM, 1);
     let front = FrontOptions { queues: 1, depth: 4, payload_bytes: 4096, ..FrontOptions::default() };
     let doors: [(&str, Box<dyn BlockDevice>); 3] = [
@@ -503,6 +510,13 @@ fn clients_of_other_doors_are_refused_what_is_reserved() {
         ("reservation conflict", Box::new(NvmeDevice::open(&nvme_uri, true).unwrap())),
         ("", Box::new(FrontEnd::connect(&socket("machine"), front).unwrap())),
     ];
+    Some(OtherDoors { doors, iscsi, _servers: (nbd, nvme, machine), _dir: dir })
+}
+
+#[test]
+fn clients_of_other_doors_are_refused_what_is_reserved() {
+    let Some(OtherDoors { doors, iscsi, .. }) = &other_doors(&memory(1 << 20, true)) else { return };
+    let mut a = Initiator::session(&iscsi.socket(), Ways::default());
     let mut queues: Vec<_> =
         doors.iter().map(|(word, device)| (*word, Blocking::open(&**device, EngineKind::Auto).unwrap())).collect();
     let mut all = |reads: bool, writes: bool| {
@@ -536,6 +550,67 @@ fn clients_of_other_doors_are_refused_what_is_reserved() {
     all(false, false);
     assert!(a.plain(0, &[op::RELEASE_6, 0, 0, 0, 0, 0]).is_good());
     all(true, true);
+}
+
+/// COMPARE AND WRITE, as a command and its data: `new` if the first block has `old`.
+fn compare_and_write(old: u8, new: u8) -> ([u8; 16], Vec<u8>) {
+    let mut cdb = [0; 16];
+    (cdb[0], cdb[13]) = (op::COMPARE_AND_WRITE, 1);
+    (cdb, [[old; 512], [new; 512]].concat())
+}
+
+/// Lets the requests of a slow disk go when it is dropped, also when a test has failed.
+struct LetGo<'a>(&'a Slow);
+
+impl Drop for LetGo<'_> {
+    fn drop(&mut self) {
+        self.0.held.store(false, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn no_write_of_another_door_comes_between_a_comparison_and_its_write() {
+    let disk = Slow::over(memory(1 << 20, true));
+    let as_device: Arc<dyn BlockDevice> = disk.clone();
+    let Some(OtherDoors { doors, iscsi, .. }) = &other_doors(&as_device) else { return };
+    let mut a = Initiator::session(&iscsi.socket(), Ways::default());
+    let mut b = Initiator::session(&iscsi.socket(), Ways { isid: 2, ..Ways::default() });
+    assert!(write(&mut a, 0, &[1; 512]).is_good());
+    let written = || disk.durable.lock().unwrap().len();
+    for (round, (_, device)) in doors.iter().enumerate() {
+        let (old, new) = (round as u8 * 2 + 1, round as u8 * 2 + 2);
+        let (other, next) = (new + 100, new + 1);
+        // A comparison while another door writes the block.
+        disk.held.store(true, Ordering::SeqCst);
+        let before = written();
+        let write_by_door = |byte: u8| {
+            Blocking::open(&**device, EngineKind::Auto).unwrap().write(0, &[byte; 512], false).unwrap();
+        };
+        thread::scope(|scope| {
+            let _let_go = LetGo(&disk);
+            scope.spawn(|| write_by_door(old));
+            eventually("the write reaches the disk", || written() > before);
+            let (cdb, data) = compare_and_write(old, new);
+            let ended = a.give(0, &cdb, &data);
+            assert_eq!(ended.status, diskwright_iscsi::scsi::status::BUSY, "{ended:?}");
+        });
+        // A write by another door while the comparison is under way.
+        disk.held.store(true, Ordering::SeqCst);
+        let before = written();
+        let (cdb, data) = compare_and_write(old, new);
+        let header = a.command(0, &cdb, 0, 1024, 1024);
+        a.send(&header, &data);
+        eventually("the comparison is in flight", || iscsi.server().metrics().totals().in_flight > 0);
+        thread::scope(|scope| {
+            let _let_go = LetGo(&disk);
+            scope.spawn(|| write_by_door(other));
+            thread::sleep(Duration::from_millis(50));
+            assert_eq!(written(), before, "the write waits");
+        });
+        assert!(a.ended(&[]).is_good());
+        assert_eq!(read(&mut b, 0, 1).data, [other; 512], "the write is not lost");
+        assert!(write(&mut b, 0, &[next; 512]).is_good());
+    }
 }
 
 /// Sends a write of which the disk gets hold, and does not wait for its end.

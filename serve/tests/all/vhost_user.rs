@@ -11,7 +11,8 @@ use diskwright_serve::{
     },
 };
 use diskwright_store::{
-    BlockDevice, BlockQueue, CacheMode, Completion, Geometry, IoBuf, Operation, PushError, QueueOptions, Request,
+    Alarm, BlockDevice, BlockQueue, CacheMode, Completion, Geometry, IoBuf, Operation, PushError, QueueOptions,
+    Request,
     resize::{SizeWatcher, SizeWatchers},
 };
 use rand_xoshiro::{
@@ -207,7 +208,7 @@ fn a_read_only_disk_and_wrong_requests_are_refused_and_the_next_ones_served() {
 pub(crate) struct Slow {
     below: Arc<dyn BlockDevice>,
     pub(crate) held: Arc<AtomicBool>,
-    durable: Arc<Mutex<Vec<bool>>>,
+    pub(crate) durable: Arc<Mutex<Vec<bool>>>,
     size_bytes: AtomicU64,
     watchers: SizeWatchers,
 }
@@ -235,7 +236,8 @@ impl BlockDevice for Slow {
     fn open_queue(&self, options: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>> {
         let below = self.below.open_queue(options)?;
         let (held, durable) = (Arc::clone(&self.held), Arc::clone(&self.durable));
-        Ok(Box::new(SlowQueue { below, held, durable, waiting: Vec::new() }))
+        let alarm = options.ring.map(Alarm::new);
+        Ok(Box::new(SlowQueue { below, held, durable, waiting: Vec::new(), alarm }))
     }
 }
 
@@ -245,6 +247,8 @@ struct SlowQueue {
     held: Arc<AtomicBool>,
     durable: Arc<Mutex<Vec<bool>>>,
     waiting: Vec<Request>,
+    /// Has the queue reaped again.
+    alarm: Option<Alarm>,
 }
 
 impl BlockQueue for SlowQueue {
@@ -262,7 +266,10 @@ impl BlockQueue for SlowQueue {
         Ok(())
     }
     fn reap(&mut self, at_least: usize, out: &mut Vec<Completion>) -> io::Result<()> {
-        if !self.held.load(Ordering::SeqCst) {
+        self.alarm.iter_mut().for_each(Alarm::take);
+        if self.held.load(Ordering::SeqCst) {
+            self.alarm.iter_mut().for_each(|alarm| alarm.set(Duration::from_millis(1)));
+        } else {
             for request in self.waiting.drain(..) {
                 self.below.push(request).map_err(|refused| refused.reason)?;
             }
