@@ -45,9 +45,23 @@ EXAMPLES
   diskwright convert disk.vhdx disk.raw --verify
   diskwright lab study containers --quick";
 
-/// The commands.
-#[derive(Debug, Subcommand)]
-pub enum Command {
+/// Two enums of the same commands. Clap makes the options of a command of the first when the command
+/// is called, and those of all commands of the second at once, which takes longer than a short
+/// command runs.
+macro_rules! commands {
+    ($($variants:tt)*) => {
+        /// The commands.
+        #[derive(Debug, Subcommand)]
+        #[command(defer = true)]
+        pub enum Command { $($variants)* }
+
+        #[derive(Debug, Subcommand)]
+        #[expect(dead_code, reason = "only the options are used")]
+        enum WithOptions { $($variants)* }
+    };
+}
+
+commands! {
     /// Create a disk.
     Create(commands::create::CreateArgs),
     /// Show format, sizes, identifiers, parent and log state of a disk, or its whole chain.
@@ -85,7 +99,8 @@ pub enum Command {
     Resize(commands::resize::ResizeArgs),
     /// Read, write, discard and flush ranges of a disk, by qemu-io's commands.
     Io(commands::io::IoArgs),
-    /// Serve disks to other programs and machines by NBD.
+    /// Serve disks to other machines by NBD, NVMe/TCP or iSCSI, and to virtual machines by
+    /// vhost-user.
     Serve(Box<commands::serve::ServeArgs>),
     /// Control disks that are served or attached: list, statistics, drain, resize, snapshot, clone,
     /// merge, compact, move.
@@ -158,7 +173,9 @@ const MAKING: [&[&str]; 7] =
 
 /// The whole command line. Use it instead of `Cli::command()`.
 pub fn command_line() -> clap::Command {
-    let command = Cli::command();
+    let whole = WithOptions::augment_subcommands(clap::Command::new(""));
+    let of = |command: clap::Command| whole.find_subcommand(command.get_name()).cloned().unwrap_or(command);
+    let command = Cli::command().mut_subcommands(of);
     let options: Vec<Arg> = command.get_arguments().filter(|option| help::is_of_disks(option)).cloned().collect();
     USED.into_iter().fold(command, |command, (path, used)| {
         // An option that a command has of its own is not taken from above. So the hidden ones are
