@@ -45,9 +45,9 @@ EXAMPLES
   diskwright convert disk.vhdx disk.raw --verify
   diskwright lab study containers --quick";
 
-/// Two enums of the same commands. Clap makes the options of a command of the first when the command
-/// is called, and those of all commands of the second at once, which takes longer than a short
-/// command runs.
+/// Two enums of the same commands. Clap makes the options of a command of the first when the
+/// command is called, and those of all commands of the second at once, which takes longer than a
+/// short command runs.
 macro_rules! commands {
     ($($variants:tt)*) => {
         /// The commands.
@@ -56,7 +56,6 @@ macro_rules! commands {
         pub enum Command { $($variants)* }
 
         #[derive(Debug, Subcommand)]
-        #[expect(dead_code, reason = "only the options are used")]
         enum WithOptions { $($variants)* }
     };
 }
