@@ -130,7 +130,15 @@ const NVME_LOOKS: &str = "\
     dd if=/dev/urandom of=/tmp/other bs=4096 count=1 2>/dev/null\n\
     /programs/nvme write /dev/nvme0n1 -s 0 -c 7 -z 4096 -d /tmp/other >/dev/null 2>&1\n\
     /programs/nvme compare /dev/nvme0n1 -s 0 -c 7 -z 4096 -d /tmp/other >/tmp/compare 2>&1 && echo GUEST: compared\n\
-    /programs/nvme compare /dev/nvme0n1 -s 8 -c 7 -z 4096 -d /tmp/other >/tmp/compare 2>&1 || echo GUEST: differs";
+    /programs/nvme compare /dev/nvme0n1 -s 8 -c 7 -z 4096 -d /tmp/other >/tmp/compare 2>&1 || echo GUEST: differs\n\
+    /programs/nvme ana-log /dev/nvme0 | sed 's/^/GUEST: access /'\n\
+    /programs/nvme resv-register /dev/nvme0n1 --nrkey=0x11 --rrega=0 --cptpl=3 >/dev/null\n\
+    /programs/nvme resv-acquire /dev/nvme0n1 --crkey=0x11 --rtype=1 --racqa=0 >/dev/null\n\
+    /programs/nvme resv-report /dev/nvme0n1 --eds | sed 's/^/GUEST: reserved /'\n\
+    /programs/nvme resv-notif-log /dev/nvme0 >/dev/null\n\
+    /programs/nvme resv-release /dev/nvme0n1 --crkey=0x11 --rtype=1 --rrela=0 >/dev/null\n\
+    /programs/nvme resv-register /dev/nvme0n1 --crkey=0x11 --rrega=1 >/dev/null\n\
+    /programs/nvme resv-report /dev/nvme0n1 --eds | sed 's/^/GUEST: released /'";
 
 #[test]
 fn a_file_system_made_by_nvme_over_tcp_in_a_guest_is_whole_in_the_image() {
@@ -156,6 +164,11 @@ fn a_file_system_made_by_nvme_over_tcp_in_a_guest_is_whole_in_the_image() {
         "GUEST: list [   0]:0x1",
         "GUEST: compared",
         "GUEST: differs",
+        "GUEST: access state\t:\toptimized",
+        "GUEST: access \tnsid\t:\t1",
+        "GUEST: reserved rtype     : 1",
+        "GUEST: reserved   rkey       : 11",
+        "GUEST: released regctl    : 0",
     ] {
         assert!(console.contains(words), "no {words:?}");
     }

@@ -38,6 +38,8 @@ pub mod feature {
     pub const ASYNC_EVENTS: u8 = 0x0b;
     pub const KEEP_ALIVE: u8 = 0x0f;
     pub const HOST_ID: u8 = 0x81;
+    pub const RESERVATION_NOTICES: u8 = 0x82;
+    pub const RESERVATION_PERSISTENCE: u8 = 0x83;
 }
 
 /// Force unit access: bit of dword 12 of a read or write.

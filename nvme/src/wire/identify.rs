@@ -52,8 +52,8 @@ pub struct Controller {
 }
 
 impl Controller {
-    /// ONCS: compare, dataset management, write zeroes, verify.
-    pub const COMMANDS: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 7;
+    /// ONCS: compare, dataset management, write zeroes, reservations, verify.
+    pub const COMMANDS: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 7;
     /// OAES: notices when the list or the size of namespaces changes.
     pub const NAMESPACE_NOTICES: u32 = 1 << 8;
     /// AERL: event requests that may be outstanding, less one.
@@ -65,8 +65,8 @@ impl Controller {
         put_text(&mut out[..], 4, 20, &self.serial, b' ');
         put_text(&mut out[..], 24, 40, &self.model, b' ');
         put_text(&mut out[..], 64, 8, &self.firmware, b' ');
-        // CMIC: several controllers.
-        out[76] = 1 << 1;
+        // CMIC: several controllers; their access to namespaces is told.
+        out[76] = 1 << 1 | if self.is_discovery { 0 } else { 1 << 3 };
         out[77] = self.transfer_exponent;
         put(&mut out[..], 78, &self.id.to_le_bytes());
         put(&mut out[..], 80, &self.version.to_le_bytes());
@@ -78,6 +78,12 @@ impl Controller {
         // ACL, AERL; FRMW: one slot, read-only; LPA: effects of commands, offsets of log pages.
         (out[258], out[259], out[260], out[261]) = (3, Self::EVENT_REQUESTS, 0b11, 0b110);
         put(&mut out[..], 320, &self.keep_alive_granularity.to_le_bytes());
+        if !self.is_discovery {
+            // ANATT: 10 s. ANACAP: optimized. ANAGRPMAX, NANAGRPID.
+            (out[342], out[343]) = (10, 1);
+            put(&mut out[..], 344, &1_u32.to_le_bytes());
+            put(&mut out[..], 348, &1_u32.to_le_bytes());
+        }
         // SQES and CQES: entries of 64 and 16 bytes.
         (out[512], out[513]) = (0x66, 0x44);
         put(&mut out[..], 514, &self.queue_entries.to_le_bytes());
@@ -131,6 +137,8 @@ pub struct Namespace {
     pub deallocates_to_zeros: bool,
     /// MS of the format in use: bytes of metadata with each block.
     pub metadata_bytes: u16,
+    /// Bit 0 of RESCAP: reservations can outlast a restart.
+    pub reservations_last: bool,
     /// NGUID.
     pub guid: [u8; 16],
 }
@@ -146,6 +154,10 @@ impl Namespace {
         out[24] = 1 | 1 << 4;
         // NMIC: several controllers may have the namespace.
         out[30] = 1;
+        // RESCAP: all types of reservations, and the key may be ignored as in version 1.3.
+        out[31] = 0xfe | u8::from(self.reservations_last);
+        // ANAGRPID.
+        put(&mut out[..], 92, &1_u32.to_le_bytes());
         out[33] = if self.deallocates_to_zeros { 1 | 1 << 3 } else { 0 };
         // NPWG, NPWA, NPDG, NPDA.
         for at in [64, 66, 68, 70] {
@@ -169,6 +181,7 @@ impl Namespace {
             is_read_only: page[99] & 1 != 0,
             deallocates_to_zeros: page[33] & 0b111 == 1 && page[33] & 1 << 3 != 0,
             metadata_bytes: u16_at(page, 128 + 4 * format),
+            reservations_last: page[31] & 1 != 0,
             guid: array(page, 104),
         }
     }

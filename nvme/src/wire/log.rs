@@ -13,6 +13,10 @@ pub const FIRMWARE: u8 = 0x03;
 pub const CHANGED_NAMESPACES: u8 = 0x04;
 /// Commands that are supported, and their effects.
 pub const EFFECTS: u8 = 0x05;
+/// Asymmetric namespace access: the state of each group of namespaces.
+pub const ACCESS_STATES: u8 = 0x0c;
+/// What other hosts have done to the reservations of this one.
+pub const RESERVATIONS: u8 = 0x80;
 /// The subsystems of a discovery controller.
 pub const DISCOVERY: u8 = 0x70;
 
@@ -35,6 +39,23 @@ pub fn firmware(version: &str) -> Vec<u8> {
     let mut out = vec![0; 512];
     out[0] = 1;
     put_text(&mut out, 8, 8, version, b' ');
+    out
+}
+
+/// One group with these namespaces, whose paths are all optimized. Base, "Asymmetric Namespace
+/// Access Log Page". `with_ids`: the ids of the namespaces are told (RGO is 0). Hosts read as many
+/// bytes as `namespaces_max` ids would take.
+pub fn access_states(ids: &[u32], with_ids: bool, namespaces_max: u32) -> Vec<u8> {
+    let ids = if with_ids { ids } else { &[] };
+    let mut out = vec![0; 48 + 4 * (namespaces_max as usize).max(ids.len())];
+    // CHGCNT stays 0: the state never changes. NGRPS.
+    out[8] = 1;
+    put(&mut out, 16, &1_u32.to_le_bytes());
+    put(&mut out, 20, &(ids.len() as u32).to_le_bytes());
+    out[32] = 1;
+    for (entry, id) in out[48..].chunks_exact_mut(4).zip(ids) {
+        entry.copy_from_slice(&id.to_le_bytes());
+    }
     out
 }
 

@@ -6,6 +6,7 @@
 //! REQUESTS    H: CapsuleCmd (+ data) C: CapsuleResp           command.rs: Command, Completion
 //!             C: R2T                 H: H2CData               pdu.rs: DataPdu
 //!             C: C2HData                                      status.rs: Status <-> io::Error
+//!             reservations of a namespace                     reservation.rs
 //! SECRETS     messages of DH-HMAC-CHAP, if asked for          auth.rs
 //! PAGES       identify.rs: controllers, namespaces            log.rs: log pages
 //! the end     H or C: TermReq                                 pdu.rs: Terminate
@@ -26,6 +27,7 @@ pub mod fabrics;
 pub mod identify;
 pub mod log;
 pub mod pdu;
+pub mod reservation;
 pub mod status;
 
 pub use command::{Command, Completion, Sgl, admin, nvm};

@@ -19,6 +19,8 @@ impl Status {
     pub const INVALID_FIELD: Self = Self(DO_NOT_RETRY | 0x02);
     /// The controller failed.
     pub const INTERNAL: Self = Self(0x06);
+    /// The controller has no room for more of something.
+    pub const NO_RESOURCES: Self = Self(0x12f);
     /// There is no such namespace.
     pub const INVALID_NAMESPACE: Self = Self(DO_NOT_RETRY | 0x0b);
     /// The command is not allowed now.
@@ -27,6 +29,8 @@ impl Status {
     pub const SGL_LENGTH: Self = Self(DO_NOT_RETRY | 0x0f);
     /// The kind of the data's description is not supported.
     pub const SGL_TYPE: Self = Self(DO_NOT_RETRY | 0x11);
+    /// The host has an id of another length than the command says.
+    pub const HOST_ID_FORMAT: Self = Self(DO_NOT_RETRY | 0x18);
     /// The data's offset in the capsule is invalid.
     pub const SGL_OFFSET: Self = Self(DO_NOT_RETRY | 0x16);
     /// The connection damaged the data.

@@ -140,6 +140,7 @@ fn pages_survive() {
         is_read_only: true,
         deallocates_to_zeros: true,
         metadata_bytes: 0,
+        reservations_last: true,
         guid: *b"0123456789abcdef",
     };
     assert_eq!(identify::Namespace::decode(&namespace.encode()), namespace);

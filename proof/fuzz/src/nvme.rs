@@ -200,7 +200,7 @@ impl HostMessage {
                 let high = (block.get() >> 32) as u32 | u32::from(*dword11 & 4);
                 let dword12 = if dword12 & 1 << 20 == 0 { dword12 & 0xc200_00ff } else { *dword12 };
                 let cdw = [block.get() as u32, high, dword12, 0, 0, 0];
-                let command = Command { opcode: opcode % 14, flags, cid, nsid, sgl, cdw };
+                let command = Command { opcode: opcode % 22, flags, cid, nsid, sgl, cdw };
                 pdu.put(PduKind::Command, &command.encode(), out);
             }
             Self::Connect { queue, controller, entries } => {
@@ -378,6 +378,7 @@ impl TargetScript {
             is_read_only: false,
             deallocates_to_zeros: true,
             metadata_bytes: 0,
+            reservations_last: true,
             guid: [1; 16],
         };
         put_page(8, &namespace.encode()[..], &mut out);

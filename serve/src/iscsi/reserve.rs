@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     net::{connection::Connection, core::Core, flights::ClientRequest},
-    reservations::{Change, Kind, Refusal},
+    reservations::{Change, Kind, Refusal, Seat},
 };
 use diskwright_iscsi::scsi::{
     Sense,
@@ -24,7 +24,7 @@ impl Core<Iscsi> {
         action: u8,
         room_bytes: u32,
     ) -> Outcome {
-        let Some(reservations) = conn.session.units.reservations(export) else {
+        let Some(reservations) = conn.session.units.seat(export).map(Seat::reservations) else {
             return Outcome::Failed(Sense::NO_UNIT);
         };
         let state = reservations.state();
@@ -55,8 +55,7 @@ impl Core<Iscsi> {
 
     /// RESERVE(6) and RELEASE(6).
     pub(super) fn reserve_simply(&self, conn: &Connection<Iscsi>, export: usize, change: &Change) -> Outcome {
-        let units = &conn.session.units;
-        match units.reservations(export).map(|reservations| reservations.change(units.participant(), change)) {
+        match conn.session.units.seat(export).map(|seat| seat.change(change)) {
             Some(Ok(())) => Outcome::Good,
             Some(Err(refusal)) => refused(refusal),
             None => Outcome::Failed(Sense::NO_UNIT),
@@ -72,8 +71,7 @@ impl Core<Iscsi> {
         (scope, kind): (u8, u8),
         list: &ChangeList,
     ) {
-        let units = &conn.session.units;
-        let Some(reservations) = units.reservations(asked.export as usize).cloned() else {
+        let Some(seat) = conn.session.units.seat(asked.export as usize) else {
             return self.finish(conn, asked, Outcome::Failed(Sense::NO_UNIT));
         };
         let key = list.key;
@@ -94,10 +92,11 @@ impl Core<Iscsi> {
             _ => Change::Preempt { key, other: list.action_key, kind },
         };
         let is_register = matches!(change, Change::Register { .. });
-        if is_register && list.lasts && !reservations.can_last() {
+        if is_register && list.lasts && !seat.reservations().can_last() {
             return self.finish(conn, asked, Outcome::Failed(Sense::INVALID_PARAMETER));
         }
-        let done = reservations.change(units.participant(), &change);
+        let reservations = Arc::clone(seat.reservations());
+        let done = seat.change(&change);
         tracing::info!(peer = %conn.peer, ?change, ok = done.is_ok(), "a change of reservations");
         match done {
             Err(refusal) => self.finish(conn, asked, refused(refusal)),

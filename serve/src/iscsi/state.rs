@@ -11,21 +11,14 @@ use crate::{
         flights::{ClientRequest, Contents},
         protocol::ProtocolTypes,
     },
-    reservations::{Claim, Reservations},
+    reservations::{Claim, Counted, Reservations},
 };
 use diskwright_iscsi::{
     scsi::{Command, Sense},
     wire::{Counters, HEADER_BYTES, Header, Stage},
 };
 use diskwright_store::{IoBuf, SlotMap};
-use std::{
-    collections::VecDeque,
-    ops::Range,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
-};
+use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 /// Commands that a session may have open, besides immediate ones.
 pub(super) const WINDOW: u32 = 128;
@@ -231,23 +224,6 @@ pub(super) struct Task {
     pub(super) step: Step,
     /// Counts it among the initiator's requests, once it has begun.
     pub(super) counted: Option<Counted>,
-}
-
-/// A request that is counted until this is dropped.
-#[derive(Debug)]
-pub(super) struct Counted(Arc<AtomicU32>);
-
-impl Counted {
-    pub(super) fn by(counter: &Arc<AtomicU32>) -> Self {
-        counter.fetch_add(1, Ordering::SeqCst);
-        Self(Arc::clone(counter))
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
 }
 
 /// Bytes of data that an initiator expects.

@@ -8,7 +8,7 @@
 
 use super::{
     replies::{Outcome, cut},
-    state::{Asked, Counted, Expected, Iscsi, PARAMETERS_BYTES_MAX, Pdu, Step, TRANSFER_BYTES, Task},
+    state::{Asked, Expected, Iscsi, PARAMETERS_BYTES_MAX, Pdu, Step, TRANSFER_BYTES, Task},
 };
 use crate::{
     metrics::Kind,
@@ -19,6 +19,7 @@ use crate::{
         outbox::Share,
         pool::PIECE_BYTES,
     },
+    reservations::Seat,
 };
 use diskwright_iscsi::{
     scsi::{
@@ -343,7 +344,7 @@ fn admit(conn: &mut Connection<Iscsi>, asked: &ClientRequest<Asked>) -> Result<(
     if !matches!(class, Class::Reads | Class::Writes) {
         return Ok(());
     }
-    task.counted = session.units.in_flight(export).map(Counted::by);
+    task.counted = session.units.seat(export).map(Seat::count);
     if !session.units.allows(export, class) {
         return Err(Outcome::Status(status::RESERVATION_CONFLICT));
     }

@@ -6,16 +6,10 @@
 
 use crate::{
     net::exports::Exports,
-    reservations::{Access, Change, Event, ReservationTable, Reservations},
+    reservations::{Change, Event, ReservationTable, Seat},
 };
 use diskwright_iscsi::scsi::{Sense, command::Class};
-use std::{
-    collections::VecDeque,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
-};
+use std::{collections::VecDeque, sync::Arc};
 
 /// Attentions of one logical unit at most. Further ones are dropped; the first tells that the unit
 /// must be looked at.
@@ -24,7 +18,7 @@ const ATTENTIONS_MAX: usize = 8;
 #[derive(Debug, Default)]
 pub(super) struct Units {
     /// The initiator's port, by which it takes part in reservations.
-    participant: String,
+    participant: Arc<str>,
     units: Vec<Option<Unit>>,
 }
 
@@ -34,25 +28,18 @@ struct Unit {
     /// The size that the initiator may know, in bytes.
     size_bytes: u64,
     pending: VecDeque<Sense>,
-    reservations: Arc<Reservations>,
-    access: Access,
-    /// Requests in flight of the initiator.
-    in_flight: Arc<AtomicU32>,
+    seat: Seat,
 }
 
 impl Units {
     /// Those of a new session.
     pub(super) fn new(participant: String, exports: &Exports, table: &ReservationTable) -> Self {
-        let mut units = Self { participant, units: Vec::new() };
+        let mut units = Self { participant: participant.into(), units: Vec::new() };
         units.look(exports, table);
         for unit in units.units.iter_mut().flatten() {
             unit.pending = VecDeque::from([Sense::NEW_NEXUS]);
         }
         units
-    }
-
-    pub(super) fn participant(&self) -> &str {
-        &self.participant
     }
 
     /// Compares the exports with what was known of them.
@@ -72,16 +59,11 @@ impl Units {
                 (None, None) => {}
                 _ => {
                     has_changed = true;
-                    *unit = now.map(|now| {
-                        let reservations = table.of(&now.name);
-                        Unit {
-                            name: now.name.clone(),
-                            size_bytes: now.device.geometry().size_bytes,
-                            pending: VecDeque::new(),
-                            in_flight: reservations.in_flight_of(&self.participant),
-                            reservations,
-                            access: Access::default(),
-                        }
+                    *unit = now.map(|now| Unit {
+                        name: now.name.clone(),
+                        size_bytes: now.device.geometry().size_bytes,
+                        pending: VecDeque::new(),
+                        seat: Seat::of(&self.participant, table.of(&now.name)),
                     });
                 }
             }
@@ -110,22 +92,19 @@ impl Units {
     /// Whether reservations let the initiator carry out a command of this class. What others have
     /// done to its registration becomes attentions.
     pub(super) fn allows(&mut self, export: usize, class: Class) -> bool {
-        let participant = std::mem::take(&mut self.participant);
-        let allowed = self.unit(export).is_none_or(|unit| unit.allows(&participant, class));
-        self.participant = participant;
-        allowed
+        self.unit(export).is_none_or(|unit| unit.allows(class))
     }
 
-    /// The reservations of a unit.
-    pub(super) fn reservations(&self, export: usize) -> Option<&Arc<Reservations>> {
-        self.units.get(export)?.as_ref().map(|unit| &unit.reservations)
+    /// The initiator's seat at a unit.
+    pub(super) fn seat(&self, export: usize) -> Option<&Seat> {
+        self.units.get(export)?.as_ref().map(|unit| &unit.seat)
     }
 
     /// The session ends, and with it the initiator's reservations in the way of SPC-2.
     pub(super) fn end_simple_reservations(&self) {
         for unit in self.units.iter().flatten() {
             // There is none if it is refused.
-            let _ = unit.reservations.change(&self.participant, &Change::ReleaseSimply);
+            let _ = unit.seat.change(&Change::ReleaseSimply);
         }
     }
 
@@ -133,19 +112,13 @@ impl Units {
     pub(super) fn reset(&mut self, export: usize) {
         if let Some(unit) = self.unit(export) {
             unit.add(Sense::UNIT_RESET);
-            let reservations = Arc::clone(&unit.reservations);
-            let _ = reservations.change(&self.participant, &Change::Reset);
+            let _ = unit.seat.change(&Change::Reset);
         }
     }
 
     /// Whether requests of an earlier session of the initiator are in flight.
     pub(super) fn are_in_use(&self) -> bool {
-        self.units.iter().flatten().any(|unit| unit.in_flight.load(Ordering::SeqCst) > 0)
-    }
-
-    /// The counter of the initiator's requests in flight.
-    pub(super) fn in_flight(&self, export: usize) -> Option<&Arc<AtomicU32>> {
-        self.units.get(export)?.as_ref().map(|unit| &unit.in_flight)
+        self.units.iter().flatten().any(|unit| unit.seat.is_in_use())
     }
 }
 
@@ -156,23 +129,20 @@ impl Unit {
         }
     }
 
-    fn allows(&mut self, participant: &str, class: Class) -> bool {
-        self.access = self.reservations.access(participant, self.access);
-        if self.access.has_events {
-            for event in self.reservations.take_events(participant) {
-                self.add(match event {
-                    Event::ReservationsPreempted => Sense::RESERVATIONS_PREEMPTED,
-                    Event::ReservationsReleased => Sense::RESERVATIONS_RELEASED,
-                    Event::RegistrationPreempted => Sense::REGISTRATION_PREEMPTED,
-                });
-            }
-            self.access = self.reservations.access(participant, self.access);
+    fn allows(&mut self, class: Class) -> bool {
+        for event in self.seat.take_events() {
+            self.add(match event {
+                Event::ReservationsPreempted => Sense::RESERVATIONS_PREEMPTED,
+                Event::ReservationsReleased => Sense::RESERVATIONS_RELEASED,
+                Event::RegistrationPreempted => Sense::REGISTRATION_PREEMPTED,
+            });
         }
+        let access = self.seat.access();
         match class {
             Class::Always => true,
-            Class::Free => !self.access.is_shut,
-            Class::Reads => self.access.reads,
-            Class::Writes => self.access.writes,
+            Class::Free => !access.is_shut,
+            Class::Reads => access.reads,
+            Class::Writes => access.writes,
         }
     }
 }

@@ -34,7 +34,7 @@ use super::{
 use crate::{
     metrics::{Counter, WorkerMetrics},
     panic_guard::{PanicGuard, catch_panic},
-    reservations::{Claim, ClaimedQueue, Claims, Outsider, ReservationTable},
+    reservations::{Claim, ClaimedQueue, Claims, ReservationTable, Seat},
     reserve::Reserve,
 };
 use diskwright_store::{
@@ -126,8 +126,8 @@ pub(crate) struct Core<P: ProtocolTypes> {
     pub(crate) shared: Arc<P::Shared>,
     pub(crate) queues: Vec<Option<ClaimedQueue>>,
     /// By the index of the export.
-    outsiders: Vec<Option<Outsider>>,
-    reservations: Arc<ReservationTable>,
+    outsiders: Vec<Option<Seat>>,
+    pub(crate) reservations: Arc<ReservationTable>,
     pub(crate) flights: SlotMap<Flight<P::Asked>>,
     groups: SlotMap<Group<P::Asked>>,
     ring: SharedRing,
@@ -145,8 +145,8 @@ pub(crate) struct Core<P: ProtocolTypes> {
 }
 
 /// What clients that take no part in reservations may do with each export.
-fn outsiders_of(exports: &Exports, table: &ReservationTable) -> Vec<Option<Outsider>> {
-    let of = |index| exports.here(index).map(|export| Outsider::of(table.of(&export.name)));
+fn outsiders_of(exports: &Exports, table: &ReservationTable) -> Vec<Option<Seat>> {
+    let of = |index| exports.here(index).map(|export| Seat::of_outsider(table.of(&export.name)));
     (0..exports.indexes()).map(of).collect()
 }
 

@@ -7,17 +7,21 @@
 use super::{
     controller::{ENTRIES_MAX, QUEUES_MAX},
     namespaces,
-    state::{CAPSULE_DATA_BYTES, Nvme, TRANSFER_EXPONENT, VERSION},
+    state::{Admin, CAPSULE_DATA_BYTES, Nvme, TRANSFER_EXPONENT, VERSION},
 };
-use crate::net::{
-    connection::{Connection, Incoming, Input},
-    core::Core,
-    exports::Exports,
-    outbox::Share,
-    peer::Peer,
+use crate::{
+    net::{
+        connection::{Connection, Incoming, Input},
+        core::Core,
+        exports::Exports,
+        outbox::Share,
+        peer::Peer,
+    },
+    reservations::{Change, Seat},
 };
 use diskwright_nvme::wire::{
     Command, Completion, DISCOVERY_NQN, PAGE_BYTES, Sgl, Status, admin, command::feature, fabrics, identify, log, nvm,
+    reservation,
 };
 use std::sync::atomic::Ordering::Relaxed;
 use uuid::Uuid;
@@ -35,15 +39,26 @@ const COMMANDS: [u8; 8] = [
 ];
 
 /// The I/O commands that are supported, and those of them that change data.
-const IO_COMMANDS: [u8; 7] =
-    [nvm::FLUSH, nvm::WRITE, nvm::READ, nvm::COMPARE, nvm::WRITE_ZEROES, nvm::DATASET_MANAGEMENT, nvm::VERIFY];
+const IO_COMMANDS: [u8; 11] = [
+    nvm::FLUSH,
+    nvm::WRITE,
+    nvm::READ,
+    nvm::COMPARE,
+    nvm::WRITE_ZEROES,
+    nvm::DATASET_MANAGEMENT,
+    nvm::VERIFY,
+    reservation::REGISTER,
+    reservation::REPORT,
+    reservation::ACQUIRE,
+    reservation::RELEASE,
+];
 const CHANGING: [u8; 3] = [nvm::WRITE, nvm::WRITE_ZEROES, nvm::DATASET_MANAGEMENT];
 
-/// Feature "asynchronous event configuration": notices of changed namespaces.
-const NAMESPACE_NOTICES: u32 = identify::Controller::NAMESPACE_NOTICES;
+/// Notices about reservations that wait at most. Further ones are lost, as their number tells.
+const RESERVATION_NOTICES_MAX: usize = 64;
 
-/// Result of an event request: a notice that the namespaces have changed, and its log page.
-const NAMESPACES_CHANGED: u64 = 2 | (log::CHANGED_NAMESPACES as u64) << 16;
+/// The notices that can be masked: the feature's bits.
+const RESERVATION_NOTICES_ALL: u32 = 0b1110;
 
 impl Core<Nvme> {
     pub(super) fn admin_command(&mut self, conn: &mut Connection<Nvme>, command: &Command, data: &[u8]) {
@@ -109,7 +124,10 @@ impl Core<Nvme> {
                 identify::active_namespaces(namespaces::ids(exports), command.nsid)
             }
             identify::NAMESPACE => match namespaces::export_of(exports, command.nsid) {
-                Some((_, export)) => namespaces::describe(subsystem, export).encode(),
+                Some((_, export)) => {
+                    let can_last = self.reservations.of(&export.name).can_last();
+                    namespaces::describe(subsystem, export, can_last).encode()
+                }
                 // A namespace that is not active: all zeros.
                 None if (1..=NAMESPACES_MAX).contains(&command.nsid) => return Ok(vec![0; PAGE_BYTES]),
                 None => return Err(Status::INVALID_NAMESPACE),
@@ -158,6 +176,14 @@ impl Core<Nvme> {
                 }
                 None => return Err(Status::INVALID_LOG_PAGE),
             },
+            (log::ACCESS_STATES, false) => {
+                let ids: Vec<u32> = namespaces::ids(&self.exports).collect();
+                log::access_states(&ids, select & 1 << 8 == 0, NAMESPACES_MAX)
+            }
+            (log::RESERVATIONS, false) => match &mut queue.admin {
+                Some(admin) => admin.take_reservation_notice(retains),
+                None => return Err(Status::INVALID_LOG_PAGE),
+            },
             _ => return Err(Status::INVALID_LOG_PAGE),
         };
         let offset_bytes = u64::from(offset_low) | u64::from(offset_high) << 32;
@@ -196,15 +222,28 @@ impl Core<Nvme> {
         self.notify(conn);
     }
 
-    /// Completes an event request if there is something to tell.
-    fn notify(&mut self, conn: &mut Connection<Nvme>) {
+    /// Keeps what other hosts have done to the reservations of this one.
+    pub(super) fn look_for_notices(&mut self, conn: &mut Connection<Nvme>) {
+        let notices = conn.session.seats.take_notices();
         let Some(admin) = conn.session.queue_mut().and_then(|queue| queue.admin.as_mut()) else { return };
-        if admin.changed.is_empty() || admin.told || admin.notices & NAMESPACE_NOTICES == 0 {
-            return;
+        for (kind, nsid) in notices {
+            if admin.masked.get(&nsid).is_some_and(|mask| mask & kind.mask() != 0) {
+                continue;
+            }
+            admin.reservation_notices_total = admin.reservation_notices_total.wrapping_add(1).max(1);
+            if admin.reservation_notices.len() < RESERVATION_NOTICES_MAX {
+                admin.reservation_notices.push_back((kind, nsid));
+            }
         }
-        if let Some(cid) = admin.events.pop() {
-            admin.told = true;
-            self.complete_with(conn, Completion { result: NAMESPACES_CHANGED, cid, ..Completion::default() });
+        self.notify(conn);
+    }
+
+    /// Completes an event request for each thing that is to be told.
+    fn notify(&mut self, conn: &mut Connection<Nvme>) {
+        while let Some(admin) = conn.session.queue_mut().and_then(|queue| queue.admin.as_mut())
+            && let Some((result, cid)) = admin.next_event()
+        {
+            self.complete_with(conn, Completion { result, cid, ..Completion::default() });
         }
     }
 
@@ -251,7 +290,7 @@ fn known(exports: &Exports, subsystem: &str) -> Vec<(u32, u64, Uuid)> {
     namespaces::ids(exports)
         .filter_map(|id| namespaces::export_of(exports, id).map(|(_, export)| (id, export)))
         .map(|(id, export)| {
-            let described = namespaces::describe(subsystem, export);
+            let described = namespaces::describe(subsystem, export, false);
             (id, described.blocks, Uuid::from_bytes(described.guid))
         })
         .collect()
@@ -266,13 +305,21 @@ pub(super) fn check_transport(command: &Command, len_bytes: usize) -> Result<(),
     }
 }
 
-fn get_feature(conn: &Connection<Nvme>, command: &Command) -> Result<u64, Status> {
+fn get_feature(conn: &mut Connection<Nvme>, command: &Command) -> Result<u64, Status> {
     let Some(queue) = conn.session.queue() else { return Err(Status::SEQUENCE) };
     match (command.cdw[0] as u8, queue.controller.is_discovery) {
         (feature::KEEP_ALIVE, _) => Ok(queue.controller.keep_alive_ms.load(Relaxed).into()),
         (feature::ASYNC_EVENTS, _) => Ok(queue.admin.as_ref().map_or(0, |admin| admin.notices.into())),
         (feature::WRITE_CACHE, false) => Ok(1),
         (feature::QUEUES, false) => Ok(queues_granted(u32::MAX)),
+        (feature::RESERVATION_NOTICES, false) => {
+            let masked = |admin: &Admin| admin.masked.get(&command.nsid).copied().unwrap_or(0);
+            Ok(queue.admin.as_deref().map_or(0, masked).into())
+        }
+        (feature::RESERVATION_PERSISTENCE, false) => {
+            let seat = seat_of(conn, command.nsid)?;
+            Ok(seat.reservations().state().lasts().into())
+        }
         (feature::ARBITRATION | feature::POWER_MANAGEMENT | feature::ERROR_RECOVERY, false) => Ok(0),
         _ => Err(Status::INVALID_FIELD),
     }
@@ -292,12 +339,37 @@ fn set_feature(conn: &mut Connection<Nvme>, command: &Command, data: &[u8]) -> R
             }
             Ok(0)
         }
+        (feature::RESERVATION_NOTICES, false) if value & !RESERVATION_NOTICES_ALL == 0 => {
+            let all = conn.session.seats.ids();
+            let ids: Vec<u32> = all.into_iter().filter(|id| [*id, u32::MAX].contains(&command.nsid)).collect();
+            if ids.is_empty() {
+                return Err(Status::INVALID_NAMESPACE);
+            }
+            if let Some(admin) = conn.session.queue_mut().and_then(|queue| queue.admin.as_mut()) {
+                admin.masked.extend(ids.into_iter().map(|id| (id, value)));
+            }
+            Ok(0)
+        }
+        (feature::RESERVATION_PERSISTENCE, false) => {
+            let seat = seat_of(conn, command.nsid)?;
+            let lasts = value & 1 != 0;
+            if lasts && !seat.reservations().can_last() {
+                return Err(Status::INVALID_FIELD);
+            }
+            seat.change(&Change::Outlast(lasts)).map(|()| 0).map_err(|_| Status::INTERNAL)
+        }
         (feature::QUEUES, false) if value as u16 != u16::MAX && value >> 16 != 0xffff => Ok(queues_granted(value)),
         // The host id is that of Connect, and cannot be changed in fabrics.
         (feature::HOST_ID, false) if data == queue.controller.host_id => Ok(0),
         (feature::ARBITRATION | feature::ERROR_RECOVERY, false) => Ok(0),
         _ => Err(Status::INVALID_FIELD),
     }
+}
+
+/// The host's seat at a namespace.
+fn seat_of(conn: &mut Connection<Nvme>, nsid: u32) -> Result<&mut Seat, Status> {
+    let seat = (nsid as usize).checked_sub(1).and_then(|index| conn.session.seats.at(index));
+    seat.ok_or(Status::INVALID_NAMESPACE)
 }
 
 /// The number of queues, less one, in both directions: as many as asked for, up to a limit.

@@ -5,6 +5,7 @@ use super::{
     admin::check_transport,
     auth::{Auth, Parties},
     controller::{ENTRIES_MAX, QUEUES_MAX},
+    seats::Seats,
     state::{Admin, Nvme, PduEnd, Phase, Queue, TRANSFER_BYTES, VERSION},
 };
 use crate::net::{connection::Connection, core::Core, outbox::Share, protocol::SessionEnd};
@@ -106,6 +107,9 @@ impl Core<Nvme> {
                 }
                 let required = if queue.is_known { 0 } else { auth::REQUIRED };
                 let result = u64::from(queue.controller.id) | required;
+                if !queue.controller.is_discovery {
+                    conn.session.seats = Seats::of(queue.controller.host_id, &self.exports, &self.reservations);
+                }
                 conn.session.phase = Phase::Queue(queue);
                 Completion { result, cid: command.cid, ..Completion::default() }
             }

@@ -10,6 +10,7 @@
 use super::{
     namespaces,
     replies::PduRoom,
+    reserve::report,
     state::{Asked, NO_SLOT, Nvme, TRANSFER_BYTES},
 };
 use crate::{
@@ -27,6 +28,7 @@ use diskwright_nvme::wire::{
     command::{DEALLOCATE, DSM_DEALLOCATE, DsmRange, FUA},
     nvm,
     pdu::DIGEST_BYTES,
+    reservation::{self, Reserve},
 };
 use diskwright_store::{Operation, Request};
 
@@ -53,9 +55,24 @@ impl Core<Nvme> {
             len_bytes: 0,
             held_bytes: 0,
             taken_ns: self.now_ns,
-            own: Asked { cid: command.cid, opcode: command.opcode, slot: NO_SLOT },
+            own: Asked {
+                cid: command.cid,
+                opcode: command.opcode,
+                slot: NO_SLOT,
+                counted: NO_SLOT,
+                dword_10: command.cdw[0],
+            },
         };
-        let payload_bytes = match self.check(command, data_bytes, &mut asked) {
+        let checked = self.check(conn, command, data_bytes, &mut asked).and_then(|payload_bytes| {
+            // A command with a payload is let in when its payload is there.
+            if payload_bytes == 0
+                && let Some(writes) = writes(command.opcode)
+            {
+                self.admit(conn, &mut asked, writes)?;
+            }
+            Ok(payload_bytes)
+        });
+        let payload_bytes = match checked {
             Ok(payload_bytes) => payload_bytes,
             Err(status) => {
                 asked.held_bytes = 0;
@@ -83,6 +100,7 @@ impl Core<Nvme> {
                 self.clear(conn, &asked, Operation::Discard, fua);
             }
             nvm::WRITE_ZEROES => self.clear(conn, &asked, Operation::WriteZeroes, fua),
+            reservation::REPORT => self.report_reservations(conn, &asked),
             // The other attributes are hints.
             nvm::DATASET_MANAGEMENT if command.cdw[1] & DSM_DEALLOCATE == 0 => {
                 skip(conn, data_bytes);
@@ -126,6 +144,12 @@ impl Core<Nvme> {
             incoming.into_bufs().for_each(|buf| self.pool.give(buf));
             return self.finish(conn, &asked, Status::INVALID_NAMESPACE);
         }
+        if let Some(writes) = writes(asked.own.opcode)
+            && let Err(status) = self.admit(conn, &mut asked, writes)
+        {
+            incoming.into_bufs().for_each(|buf| self.pool.give(buf));
+            return self.finish(conn, &asked, status);
+        }
         match asked.own.opcode {
             nvm::COMPARE => {
                 let mut bufs = incoming.into_bufs();
@@ -146,8 +170,23 @@ impl Core<Nvme> {
                     Err(status) => self.finish(conn, &asked, status),
                 }
             }
-            _ => self.write(conn, incoming),
+            reservation::REGISTER | reservation::ACQUIRE | reservation::RELEASE => {
+                let bytes = asked.len_bytes as usize;
+                let bufs: Vec<_> = incoming.into_bufs().collect();
+                let data = bufs.first().map(|buf| buf[HEADER_ROOM_BYTES..][..bytes].to_vec()).unwrap_or_default();
+                bufs.into_iter().for_each(|buf| self.pool.give(buf));
+                self.reserve(conn, &asked, &data);
+            }
+            _ => self.write(conn, Incoming { asked, ..incoming }),
         }
+    }
+
+    /// Reservation Report. The host says how much of it has room.
+    fn report_reservations(&mut self, conn: &mut Connection<Nvme>, asked: &ClientRequest<Asked>) {
+        let report = conn.session.seats.at(asked.export as usize).map(|seat| report(seat.reservations()).encode());
+        let mut page = report.unwrap_or_default();
+        page.resize(asked.len_bytes as usize, 0);
+        self.finish_with(conn, asked, &page);
     }
 
     /// The ranges of dataset management, last one first.
@@ -170,6 +209,7 @@ impl Core<Nvme> {
     /// Checks a command and fills `asked`. Returns the length of the data that the host sends.
     fn check(
         &mut self,
+        conn: &mut Connection<Nvme>,
         command: &Command,
         data_bytes: usize,
         asked: &mut ClientRequest<Asked>,
@@ -181,11 +221,11 @@ impl Core<Nvme> {
         let (export, served) = namespaces::export_of(&self.exports, command.nsid).ok_or(Status::INVALID_NAMESPACE)?;
         let geometry = served.device.geometry();
         asked.export = export as u32;
-        let writes = matches!(opcode, nvm::WRITE | nvm::WRITE_ZEROES | nvm::DATASET_MANAGEMENT);
-        if writes && geometry.read_only {
+        let writes = writes(opcode);
+        if writes == Some(true) && geometry.read_only {
             return Err(Status::WRITE_PROTECTED);
         }
-        if opcode != nvm::FLUSH && !self.may(export, writes) {
+        if writes.is_some_and(|writes| !conn.session.seats.may(export, writes)) {
             return Err(Status::RESERVATION_CONFLICT);
         }
         let has_range = matches!(opcode, nvm::READ | nvm::WRITE | nvm::COMPARE | nvm::WRITE_ZEROES | nvm::VERIFY);
@@ -208,6 +248,21 @@ impl Core<Nvme> {
                 }
                 _ => return Err(Status::SGL_LENGTH),
             },
+            // Linux sends both keys with a release, too.
+            reservation::REGISTER | reservation::ACQUIRE | reservation::RELEASE => {
+                match command.sgl.len_bytes as usize {
+                    sgl_bytes if (Reserve::data_bytes(opcode)..=16).contains(&sgl_bytes) => sgl_bytes,
+                    _ => return Err(Status::SGL_LENGTH),
+                }
+            }
+            reservation::REPORT if command.cdw[1] & reservation::EXTENDED == 0 => return Err(Status::HOST_ID_FORMAT),
+            reservation::REPORT => {
+                asked.len_bytes = (u64::from(command.cdw[0]) + 1) * 4;
+                if asked.len_bytes > REPORT_BYTES_MAX {
+                    return Err(Status::INVALID_FIELD);
+                }
+                0
+            }
             nvm::READ | nvm::FLUSH | nvm::WRITE_ZEROES | nvm::VERIFY => 0,
             _ => return Err(Status::INVALID_OPCODE),
         };
@@ -215,16 +270,20 @@ impl Core<Nvme> {
             // Until the ranges are known.
             asked.len_bytes = ranges_bytes(command) as u64;
         }
+        if matches!(opcode, reservation::REGISTER | reservation::ACQUIRE | reservation::RELEASE) {
+            asked.len_bytes = payload_bytes as u64;
+        }
         asked.held_bytes = match opcode {
-            nvm::READ | nvm::VERIFY => asked.len_bytes as usize,
+            nvm::READ | nvm::VERIFY | reservation::REPORT => asked.len_bytes as usize,
             nvm::COMPARE => 2 * payload_bytes,
             _ => payload_bytes,
         };
-        let room_bytes = if opcode == nvm::READ { asked.len_bytes as usize } else { payload_bytes };
+        let is_read = matches!(opcode, nvm::READ | reservation::REPORT);
+        let room_bytes = if is_read { asked.len_bytes as usize } else { payload_bytes };
         let sgl_bytes = command.sgl.len_bytes as usize;
         match command.sgl.kind {
             _ if room_bytes == 0 && data_bytes == 0 => {}
-            Sgl::IN_CAPSULE if opcode == nvm::READ => return Err(Status::SGL_TYPE),
+            Sgl::IN_CAPSULE if is_read => return Err(Status::SGL_TYPE),
             Sgl::IN_CAPSULE if command.sgl.address != 0 => return Err(Status::SGL_OFFSET),
             Sgl::IN_CAPSULE if sgl_bytes == payload_bytes && data_bytes == payload_bytes => {}
             Sgl::TRANSPORT if sgl_bytes == room_bytes && data_bytes == 0 => {}
@@ -236,6 +295,18 @@ impl Core<Nvme> {
             Status::INTERNAL
         })?;
         Ok(payload_bytes)
+    }
+}
+
+/// The longest report of reservations, in bytes: more than the participants of a disk take.
+const REPORT_BYTES_MAX: u64 = 64 << 10;
+
+/// Whether a command writes; `None` if it neither reads nor writes, and no reservation is asked.
+fn writes(opcode: u8) -> Option<bool> {
+    match opcode {
+        nvm::WRITE | nvm::WRITE_ZEROES | nvm::DATASET_MANAGEMENT => Some(true),
+        nvm::READ | nvm::COMPARE | nvm::VERIFY => Some(false),
+        _ => None,
     }
 }
 

@@ -4,10 +4,12 @@
 //!   window ─▶ session.rs    PDUs: digests, payload, waiting commands
 //!               ├─▶ connect.rs    initialization, connect, properties; auth.rs: who a host is
 //!               ├─▶ admin.rs      identify, log pages, features, events
-//!               └─▶ io.rs         reads, writes, clears, compares ─▶ the core
+//!               ├─▶ io.rs         reads, writes, clears, compares ─▶ the core
+//!               └─▶ reserve.rs    reservations of namespaces
 //!   results ─▶ replies.rs ─▶ outbox
 //!          state.rs        what a session keeps
 //!          controller.rs   what the connections of one host share
+//!          seats.rs        what a host may do with each namespace
 //!          namespaces.rs   exports as namespaces
 //! ```
 //!
@@ -29,7 +31,8 @@
 //! until its host has proved who it is.
 //!
 //! Not supported: TLS with pre-shared keys (rustls has no external PSKs), Diffie-Hellman groups,
-//! metadata, reservations, ANA, fused commands.
+//! metadata, fused commands. All namespaces are in one ANA group, whose paths are optimized: all
+//! addresses lead to the same process.
 
 mod admin;
 mod auth;
@@ -38,6 +41,8 @@ mod controller;
 mod io;
 mod namespaces;
 mod replies;
+mod reserve;
+mod seats;
 mod session;
 mod state;
 

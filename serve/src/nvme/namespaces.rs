@@ -23,7 +23,7 @@ pub(super) fn uuid_of(subsystem: &str, export: &Export) -> Uuid {
 }
 
 /// The identify data of a namespace.
-pub(super) fn describe(subsystem: &str, export: &Export) -> Namespace {
+pub(super) fn describe(subsystem: &str, export: &Export, reservations_last: bool) -> Namespace {
     let geometry = export.device.geometry();
     let block_bytes = geometry.logical_sector_bytes.max(1);
     Namespace {
@@ -33,6 +33,7 @@ pub(super) fn describe(subsystem: &str, export: &Export) -> Namespace {
         is_read_only: geometry.read_only,
         deallocates_to_zeros: true,
         metadata_bytes: 0,
+        reservations_last,
         guid: uuid_of(subsystem, export).into_bytes(),
     }
 }

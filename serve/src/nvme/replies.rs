@@ -117,6 +117,7 @@ impl Core<Nvme> {
     pub(super) fn finish(&mut self, conn: &mut Connection<Nvme>, asked: &ClientRequest<Asked>, status: Status) {
         self.complete(conn, asked.own.cid, status);
         conn.session.commands = conn.session.commands.saturating_sub(1);
+        conn.session.counted.remove(asked.own.counted);
         self.count(conn, asked, !status.is_success());
     }
 
@@ -144,6 +145,14 @@ impl Core<Nvme> {
         self.complete(conn, cid, Status::SUCCESS);
     }
 
+    /// Answers an I/O command with a page.
+    pub(super) fn finish_with(&mut self, conn: &mut Connection<Nvme>, asked: &ClientRequest<Asked>, page: &[u8]) {
+        let mut buf = self.pool.take(page.len());
+        buf[HEADER_ROOM_BYTES..][..page.len()].copy_from_slice(page);
+        self.put_data(conn, asked.own.cid, PduFlags::LAST, buf, page.len());
+        self.finish(conn, asked, Status::SUCCESS);
+    }
+
     /// Puts the result of an I/O command into the outbox.
     pub(super) fn put_reply(
         &mut self,
@@ -152,7 +161,7 @@ impl Core<Nvme> {
         result: io::Result<()>,
         contents: Contents,
     ) {
-        let Asked { cid, opcode, slot } = asked.own;
+        let Asked { cid, opcode, slot, counted, .. } = asked.own;
         let compared = if opcode == nvm::COMPARE { conn.session.comparing.remove(slot) } else { None };
         let mut status = match &result {
             Ok(()) => Status::SUCCESS,
@@ -164,6 +173,7 @@ impl Core<Nvme> {
                 if conn.session.queue().is_some_and(|queue| queue.head.is_none()) {
                     self.put_data(conn, cid, PduFlags::LAST | PduFlags::SUCCESS, buf, data_bytes);
                     conn.session.commands = conn.session.commands.saturating_sub(1);
+                    conn.session.counted.remove(counted);
                     return self.count(conn, asked, false);
                 }
                 self.put_data(conn, cid, PduFlags::LAST, buf, data_bytes);

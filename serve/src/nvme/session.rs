@@ -15,6 +15,7 @@
 
 use super::{
     io::skip,
+    seats::Seats,
     state::{Asked, CAPSULE_DATA_BYTES, Nvme, PduEnd, Phase, Session},
 };
 use crate::net::{
@@ -37,7 +38,7 @@ impl Protocol for Nvme {
     const NAME: &'static str = "nvme";
     const ANSWERS: usize = 8;
     const AUTHENTICATES: bool = true;
-    const RESERVES: bool = false;
+    const RESERVES: bool = true;
     const HOW_TO_ALLOW_WRITES: &'static str =
         "ask for authentication (`ServerOptions::secrets`), or allow it with `ServerOptions::insecure_writes`";
 
@@ -50,6 +51,9 @@ impl Protocol for Nvme {
             parked: SlotMap::default(),
             comparing: SlotMap::default(),
             waiting: VecDeque::new(),
+            seats: Seats::default(),
+            counted: SlotMap::default(),
+            draining: Vec::new(),
             checking: None,
         }
     }
@@ -115,6 +119,9 @@ impl Protocol for Nvme {
 
     fn exports_changed(core: &mut Core<Self>, conn: &mut Connection<Self>) {
         core.forget_leaving(conn);
+        if conn.session.queue().is_some() {
+            conn.session.seats.look(&core.exports, &core.reservations);
+        }
         core.look_for_changes(conn);
     }
 
@@ -130,7 +137,9 @@ impl Protocol for Nvme {
         if let Some(admin) = &mut queue.admin {
             admin.check_keep_alive(&queue.controller, core.now_ns)?;
             core.look_for_changes(conn);
+            core.look_for_notices(conn);
         }
+        core.look_for_drained(conn);
         Ok(())
     }
 

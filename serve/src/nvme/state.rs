@@ -3,16 +3,23 @@
 use super::{
     auth::Auth,
     controller::{Controller, Shared},
+    seats::Seats,
 };
-use crate::net::{
-    connection::Incoming,
-    flights::Contents,
-    protocol::{ProtocolTypes, SessionEnd},
+use crate::{
+    net::{
+        connection::Incoming,
+        flights::{ClientRequest, Contents},
+        protocol::{ProtocolTypes, SessionEnd},
+    },
+    reservations::{Counted, Reservations},
 };
-use diskwright_nvme::wire::{Command, Digests, PduError};
+use diskwright_nvme::wire::{
+    Command, Digests, PduError, identify, log,
+    reservation::{self, NoticeKind},
+};
 use diskwright_store::SlotMap;
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -32,6 +39,15 @@ pub(super) const TRANSFER_BYTES: u64 = 4096 << TRANSFER_EXPONENT;
 /// [`Asked::slot`] of a request that has none.
 pub(super) const NO_SLOT: u32 = u32::MAX;
 
+/// Feature "asynchronous event configuration": notices of changed namespaces.
+const NAMESPACE_NOTICES: u32 = identify::Controller::NAMESPACE_NOTICES;
+
+/// Result of an event request: a notice that the namespaces have changed, and its log page.
+const NAMESPACES_CHANGED: u64 = 2 | (log::CHANGED_NAMESPACES as u64) << 16;
+
+/// Result of an event request: a notice about reservations, and its log page.
+const RESERVATIONS_CHANGED: u64 = 6 | (log::RESERVATIONS as u64) << 16;
+
 /// The protocol NVMe/TCP.
 #[derive(Debug)]
 pub(crate) enum Nvme {}
@@ -49,6 +65,10 @@ pub(crate) struct Asked {
     pub(super) opcode: u8,
     /// Of a write: where its payload waits for data. Of a compare: where its payload is kept.
     pub(super) slot: u32,
+    /// Where it is counted, or [`NO_SLOT`].
+    pub(super) counted: u32,
+    /// Dword 10 of a reservation command.
+    pub(super) dword_10: u32,
 }
 
 /// How far a connection is.
@@ -95,6 +115,12 @@ pub(crate) struct Session {
     pub(super) comparing: SlotMap<Contents>,
     /// Commands for which the client's share had no room.
     pub(super) waiting: VecDeque<Command>,
+    /// What the host may do with each namespace. Of no namespace before it is connected.
+    pub(super) seats: Seats,
+    /// The commands in flight that read or write.
+    pub(super) counted: SlotMap<Counted>,
+    /// Preemptions that wait for requests of those who were shut out.
+    pub(super) draining: Vec<(ClientRequest<Asked>, Arc<Reservations>)>,
     /// A payload whose data digest is the next thing in the window.
     pub(super) checking: Option<Incoming<Asked>>,
 }
@@ -128,13 +154,59 @@ pub(super) struct Admin {
     pub(super) changed: Vec<u32>,
     /// Whether the host was told of them.
     pub(super) told: bool,
+    /// What others have done to the host's reservations, with the ids of the namespaces.
+    pub(super) reservation_notices: VecDeque<(NoticeKind, u32)>,
+    /// Number of these so far.
+    pub(super) reservation_notices_total: u64,
+    /// Whether the host was told of them.
+    pub(super) reservations_told: bool,
+    /// Feature "reservation notification mask", by the id of the namespace: notices not to give.
+    pub(super) masked: BTreeMap<u32, u32>,
     /// When the last command came, by the worker's clock.
     traffic_ns: u64,
 }
 
 impl Admin {
     pub(super) fn new(now_ns: u64) -> Self {
-        Self { events: Vec::new(), notices: 0, known: None, changed: Vec::new(), told: false, traffic_ns: now_ns }
+        Self {
+            events: Vec::new(),
+            notices: 0,
+            known: None,
+            changed: Vec::new(),
+            told: false,
+            reservation_notices: VecDeque::new(),
+            reservation_notices_total: 0,
+            reservations_told: false,
+            masked: BTreeMap::new(),
+            traffic_ns: now_ns,
+        }
+    }
+
+    /// The result of the next event request, if there is one and something is to be told.
+    pub(super) fn next_event(&mut self) -> Option<(u64, u16)> {
+        let namespaces = !self.changed.is_empty() && !self.told && self.notices & NAMESPACE_NOTICES != 0;
+        let reservations = !self.reservation_notices.is_empty() && !self.reservations_told;
+        let (told, result) = match (namespaces, reservations) {
+            (true, _) => (&mut self.told, NAMESPACES_CHANGED),
+            (false, true) => (&mut self.reservations_told, RESERVATIONS_CHANGED),
+            (false, false) => return None,
+        };
+        let cid = self.events.pop()?;
+        *told = true;
+        Some((result, cid))
+    }
+
+    /// The log page of the oldest notice about reservations, which is removed unless the host
+    /// retains it.
+    pub(super) fn take_reservation_notice(&mut self, retains: bool) -> Vec<u8> {
+        let waiting = self.reservation_notices.len();
+        let number = self.reservation_notices_total.wrapping_sub(waiting as u64).wrapping_add(1);
+        let notice = self.reservation_notices.front().copied();
+        if !retains {
+            self.reservation_notices.pop_front();
+            self.reservations_told = false;
+        }
+        reservation::notification(number, notice, waiting.saturating_sub(1) as u8)
     }
 
     /// Ends the session of a host that sends nothing.

@@ -18,12 +18,12 @@
 
 mod claims;
 mod file;
-mod outsider;
+mod seat;
 mod state;
 
 pub(crate) use claims::{Claim, ClaimedQueue, Claims};
 pub use file::FileError;
-pub(crate) use outsider::Outsider;
+pub(crate) use seat::{Counted, Seat};
 pub(crate) use state::{Change, Event, Kind, Refusal, State};
 
 use file::File;

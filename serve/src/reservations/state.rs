@@ -69,6 +69,8 @@ pub(crate) enum Change {
     /// Reserve in the way of SPC-2: until it is released, or the session ends.
     ReserveSimply,
     ReleaseSimply,
+    /// Registrations and reservation outlast a restart, or do not.
+    Outlast(bool),
     /// The disk was reset: ends a reservation in the way of SPC-2.
     Reset,
 }
@@ -230,6 +232,7 @@ impl State {
             },
             Change::ReleaseSimply if !self.registrations.is_empty() => return Err(Refusal::Conflict),
             Change::ReleaseSimply => self.simple = self.simple.take().filter(|holder| holder != participant),
+            Change::Outlast(lasts) => self.lasts = lasts,
             Change::Reset => self.simple = None,
         }
         Ok(told)

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     metrics::{Kind, WorkerMetrics},
-    reservations::{Outsider, Reservations},
+    reservations::{Reservations, Seat},
 };
 use diskwright_store::{BlockQueue, Completion, IoBuf, Operation, Request, Segments};
 use std::{collections::VecDeque, io, sync::Arc};
@@ -73,7 +73,7 @@ pub(crate) struct Session {
     ring: Vring,
     memory: Arc<GuestMemory>,
     device: DeviceFacts,
-    outsider: Outsider,
+    outsider: Seat,
     inflight: Option<QueueInflight>,
     /// Heads that a former server has left in flight.
     recovered: VecDeque<u16>,
@@ -126,7 +126,7 @@ impl Session {
             queue,
             ring,
             memory,
-            outsider: Outsider::of(Arc::clone(&device.reservations)),
+            outsider: Seat::of_outsider(Arc::clone(&device.reservations)),
             device,
             inflight,
             recovered,

@@ -3,15 +3,15 @@
 use crate::common::{
     PATIENCE, Served, eventually,
     iscsi_initiator::{Ended, Initiator, TARGET, Ways, cdb_16},
-    memory, raw_file,
+    memory, nvme_host, raw_file,
 };
-use crate::vhost_user::Slow;
+use crate::{nvme_reservations, vhost_user::Slow};
 use diskwright_iscsi::{
     scsi::op,
     wire::{HEADER_BYTES, text},
 };
 use diskwright_nbd::{NbdDevice, NbdUri};
-use diskwright_nvme::{NvmeDevice, NvmeUri};
+use diskwright_nvme::{NvmeDevice, NvmeUri, wire::reservation::Action};
 use diskwright_serve::{
     ThreadError, iscsi, nbd,
     net::{Address, Export, Listener, ServeError, ServerOptions},
@@ -486,7 +486,7 @@ struct OtherDoors {
     doors: [(&'static str, Box<dyn BlockDevice>); 3],
     iscsi: Served,
     _servers: (diskwright_serve::net::Server, diskwright_serve::net::Server, VhostUserServer),
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 fn other_doors(disk: &Arc<dyn BlockDevice>) -> Option<OtherDoors> {
@@ -510,7 +510,7 @@ fn other_doors(disk: &Arc<dyn BlockDevice>) -> Option<OtherDoors> {
         ("reservation conflict", Box::new(NvmeDevice::open(&nvme_uri, true).unwrap())),
         ("", Box::new(FrontEnd::connect(&socket("machine"), front).unwrap())),
     ];
-    Some(OtherDoors { doors, iscsi, _servers: (nbd, nvme, machine), _dir: dir })
+    Some(OtherDoors { doors, iscsi, _servers: (nbd, nvme, machine), dir })
 }
 
 #[test]
@@ -550,6 +550,39 @@ fn clients_of_other_doors_are_refused_what_is_reserved() {
     all(false, false);
     assert!(a.plain(0, &[op::RELEASE_6, 0, 0, 0, 0, 0]).is_good());
     all(true, true);
+}
+
+/// An NVMe host and an iSCSI initiator are participants of the same reservations.
+#[test]
+fn a_host_and_an_initiator_reserve_the_same_disk() {
+    let Some(OtherDoors { iscsi, dir, .. }) = &other_doors(&memory(1 << 20, true)) else { return };
+    let mut initiator = Initiator::session(&iscsi.socket(), Ways::default());
+    let socket = dir.path().join("nvme");
+    let ways = nvme_host::Ways::default();
+    let (_admin, controller) = nvme_host::Host::admin(&socket, ways);
+    let mut host = nvme_host::Host::io(&socket, controller, 1, ways);
+    assert_eq!(reserve(&mut initiator, 0, 0, 0, 11, 0), 0);
+    assert_eq!(reserve(&mut initiator, 1, 5, 11, 0, 0), 0, "all that are registered may write");
+    let conflict = diskwright_nvme::wire::Status::RESERVATION_CONFLICT;
+    assert_eq!(host.write(1, 0, &[1; 512], true, 0), conflict);
+    let mut ask =
+        |action, kind, keys| nvme_reservations::ask(&mut host, nvme_reservations::command(action, kind), keys);
+    assert!(ask(Action::Register, 0, (0, 22)).is_success());
+    // Both are seen from both sides.
+    let keys = initiator.fetch(0, &[op::PERSISTENT_RESERVE_IN, 0, 0, 0, 0, 0, 0, 0, 64, 0], 64).data;
+    assert_eq!((keys[7], keys[15], keys[23]), (16, 11, 22));
+    let full = initiator.fetch(0, &[op::PERSISTENT_RESERVE_IN, 3, 0, 0, 0, 0, 0, 1, 0, 0], 256);
+    assert!(full.is_good() && full.data.len() > 64, "{full:?}");
+    let there = nvme_reservations::report(&mut host, 4096);
+    let seen: Vec<_> = there.registrants.iter().map(|one| (one.key, one.holds)).collect();
+    assert_eq!((there.kind, seen), (3, vec![(11, true), (22, false)]));
+    assert!(host.write(1, 0, &[2; 512], true, 0).is_success() && write(&mut initiator, 1, &[3; 512]).is_good());
+    let mut ask =
+        |action, kind, keys| nvme_reservations::ask(&mut host, nvme_reservations::command(action, kind), keys);
+    assert!(ask(Action::PreemptAndAbort, 1, (22, 11)).is_success());
+    assert_eq!(write(&mut initiator, 1, &[4; 512]).sense, Some((6, 0x2a, 5)), "the registration was preempted");
+    assert_eq!(write(&mut initiator, 1, &[4; 512]).status, 0x18, "RESERVATION CONFLICT");
+    assert!(read(&mut initiator, 1, 1).data == [3; 512]);
 }
 
 /// COMPARE AND WRITE, as a command and its data: `new` if the first block has `old`.

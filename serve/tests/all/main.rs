@@ -24,6 +24,7 @@ mod nbd;
 mod nvme;
 mod nvme_auth;
 mod nvme_client;
+mod nvme_reservations;
 mod panics;
 mod pieces;
 mod resize;

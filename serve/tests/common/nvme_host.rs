@@ -42,11 +42,12 @@ pub struct Ways {
     pub flow_control: bool,
     pub alignment: u8,
     pub keep_alive_ms: u32,
+    pub host_id: [u8; 16],
 }
 
 impl Default for Ways {
     fn default() -> Self {
-        Self { digests: Digests::empty(), flow_control: true, alignment: 0, keep_alive_ms: 0 }
+        Self { digests: Digests::empty(), flow_control: true, alignment: 0, keep_alive_ms: 0, host_id: [9; 16] }
     }
 }
 
@@ -88,7 +89,7 @@ impl Host {
     pub fn connect(&mut self, queue: u16, subsystem: &str, controller: u16, ways: Ways) -> Completion {
         let attributes = if ways.flow_control { 0 } else { fabrics::NO_FLOW_CONTROL };
         let asked = ConnectCommand { queue, entries: 32, attributes, keep_alive_ms: ways.keep_alive_ms };
-        let data = ConnectData { host_id: [9; 16], controller, subsystem: subsystem.into(), host: HOST.into() };
+        let data = ConnectData { host_id: ways.host_id, controller, subsystem: subsystem.into(), host: HOST.into() };
         self.ask(asked.command(0), &data.encode()).0
     }
 

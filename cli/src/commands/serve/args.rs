@@ -55,6 +55,7 @@ pub const VHOST_QUEUES: u16 = 8;
 
 /// Arguments of `serve`.
 #[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("reserving").args(["nvme", "iscsi"]).multiple(true)))]
 #[command(after_help = "\
 An ADDRESS is the path of a unix socket (with a slash, or unix:PATH), PORT (on 127.0.0.1), or HOST:PORT; [::1]:PORT for IPv6. Without --nbd the \
 sockets that systemd hands over (LISTEN_FDS) are used, or else a unix socket in the run-time folder, whose path is printed. Only the owner can \
@@ -66,7 +67,9 @@ memory-backend-memfd,id=m,size=1G,share=on -machine memory-backend=m -chardev so
 
 --nvme ADDRESS (PORT or HOST[:PORT], usually 4420) serves the disks by NVMe/TCP, and --nbd only if it is given too. A host finds them with nvme discover, and attaches them with nvme connect-all -t tcp -a HOST. The first disk is namespace 1. The name of the subsystem is printed, and --nvme-subsystem sets it. NVMe/TCP here has no TLS, so writable disks need --secrets or --insecure-writes; --allow limits who may connect.
 
---iscsi ADDRESS (PORT or HOST[:PORT], usually 3260) serves the disks by iSCSI in the same way: as the logical units of one target, the first one with number 0. --iscsi-target sets the target's name. A cluster that asks for persistent reservations that survive a restart needs --reservations DIR. Clients of other doors are refused what an initiator has reserved. Linux attaches the disks with iscsiadm -m discovery -t sendtargets -p HOST and iscsiadm -m node --login, Windows with the iSCSI initiator.
+--iscsi ADDRESS (PORT or HOST[:PORT], usually 3260) serves the disks by iSCSI in the same way: as the logical units of one target, the first one with number 0. --iscsi-target sets the target's name. Linux attaches the disks with iscsiadm -m discovery -t sendtargets -p HOST and iscsiadm -m node --login, Windows with the iSCSI initiator.
+
+NVMe hosts and iSCSI initiators may reserve the disks, as clusters do. NBD clients and virtual machines are refused what is reserved. Reservations that shall survive a restart need --reservations DIR.
 
 --secrets: NVMe hosts and iSCSI initiators must prove who they are. The file has a [[client]] table with name and secret for each, and may have a [server] table for clients that ask the server for a proof. A host's name is its NQN, and its secret a key of nvme gen-dhchap-key (DH-HMAC-CHAP without a Diffie-Hellman group); an initiator has any name, and a secret of 12 bytes or more (CHAP).
 
@@ -135,7 +138,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "IQN", requires = "iscsi", value_parser = iqn)]
     pub(super) iscsi_target: Option<String>,
     /// Keep persistent reservations in DIR, so that they last longer than the server.
-    #[arg(long, value_name = "DIR", requires = "iscsi")]
+    #[arg(long, value_name = "DIR", requires = "reserving")]
     pub(super) reservations: Option<PathBuf>,
     /// Ask NVMe hosts and iSCSI initiators for a name and secret of this file.
     #[arg(long, value_name = "FILE.toml")]
