@@ -2,7 +2,10 @@
 //! supported. REPORT SUPPORTED OPERATION CODES is answered from the table, and a command that is
 //! not in it is not carried out.
 
-use super::Sense;
+use super::{
+    Sense,
+    copy::{copies, results},
+};
 use crate::{u16_at, u32_at, u64_at};
 
 /// Operation codes.
@@ -33,6 +36,8 @@ pub mod op {
     pub const PERSISTENT_RESERVE_IN: u8 = 0x5e;
     pub const PERSISTENT_RESERVE_OUT: u8 = 0x5f;
     pub const READ_16: u8 = 0x88;
+    pub const EXTENDED_COPY: u8 = 0x83;
+    pub const RECEIVE_COPY_RESULTS: u8 = 0x84;
     pub const COMPARE_AND_WRITE: u8 = 0x89;
     pub const WRITE_16: u8 = 0x8a;
     pub const ORWRITE: u8 = 0x8b;
@@ -207,6 +212,19 @@ pub enum Command {
         action: u8,
         room_bytes: u32,
     },
+    /// EXTENDED COPY.
+    ExtendedCopy {
+        list_bytes: u32,
+    },
+    /// COPY STATUS of RECEIVE COPY RESULTS.
+    CopyStatus {
+        list_id: u8,
+        room_bytes: u32,
+    },
+    /// OPERATING PARAMETERS of RECEIVE COPY RESULTS.
+    CopyParameters {
+        room_bytes: u32,
+    },
     PersistentOut {
         action: u8,
         scope: u8,
@@ -269,6 +287,17 @@ pub const SUPPORTED: &[Supported] = &[
     with_action(op::PERSISTENT_RESERVE_OUT, 4, &[0x5f, 0x04, 0xff, 0, 0, 255, 255, 255, 255, 0x07]),
     with_action(op::PERSISTENT_RESERVE_OUT, 5, &[0x5f, 0x05, 0xff, 0, 0, 255, 255, 255, 255, 0x07]),
     with_action(op::PERSISTENT_RESERVE_OUT, 6, &[0x5f, 0x06, 0xff, 0, 0, 255, 255, 255, 255, 0x07]),
+    with_action(op::EXTENDED_COPY, copies::LID1, &[0x83, 0x00, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255, 0, 0x07]),
+    with_action(
+        op::RECEIVE_COPY_RESULTS,
+        results::STATUS,
+        &[0x84, 0x00, 0xff, 0, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255, 0, 0x07],
+    ),
+    with_action(
+        op::RECEIVE_COPY_RESULTS,
+        results::PARAMETERS,
+        &[0x84, 0x03, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255, 0, 0x07],
+    ),
     plain(op::READ_16, &[0x88, 0xf8, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 0, 0x07]),
     plain(op::COMPARE_AND_WRITE, &[0x89, 0xf8, 255, 255, 255, 255, 255, 255, 255, 255, 0, 0, 0, 255, 0, 0x07]),
     plain(op::WRITE_16, &[0x8a, 0xf8, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 0, 0x07]),
@@ -305,7 +334,12 @@ pub const SUPPORTED: &[Supported] = &[
 fn has_action(opcode: u8) -> bool {
     matches!(
         opcode,
-        op::SERVICE_ACTION_IN | op::MAINTENANCE_IN | op::PERSISTENT_RESERVE_IN | op::PERSISTENT_RESERVE_OUT
+        op::SERVICE_ACTION_IN
+            | op::MAINTENANCE_IN
+            | op::PERSISTENT_RESERVE_IN
+            | op::PERSISTENT_RESERVE_OUT
+            | op::EXTENDED_COPY
+            | op::RECEIVE_COPY_RESULTS
     )
 }
 
@@ -419,6 +453,11 @@ impl Command {
                 };
                 Self::ReportOpcodes { query, room_bytes: u32_at(cdb, 6) }
             }
+            op::EXTENDED_COPY => Self::ExtendedCopy { list_bytes: u32_at(cdb, 10) },
+            op::RECEIVE_COPY_RESULTS if action == results::STATUS => {
+                Self::CopyStatus { list_id: cdb[2], room_bytes: u32_at(cdb, 10) }
+            }
+            op::RECEIVE_COPY_RESULTS => Self::CopyParameters { room_bytes: u32_at(cdb, 10) },
             op::PERSISTENT_RESERVE_IN => Self::PersistentIn { action: action as u8, room_bytes: room_10 },
             op::PERSISTENT_RESERVE_OUT => Self::PersistentOut {
                 action: action as u8,
@@ -455,6 +494,8 @@ impl Command {
             | Self::ReportOpcodes { .. }
             | Self::PersistentIn { .. }
             | Self::PersistentOut { .. }
+            | Self::CopyStatus { .. }
+            | Self::CopyParameters { .. }
             | Self::Reserve => Class::Free,
             Self::Read { .. }
             | Self::Verify { .. }

@@ -1,6 +1,9 @@
 //! INQUIRY: what a logical unit is (SPC-4, 6.6 and 7.8; SBC-3, 6.6).
 
-use super::Sense;
+use super::{
+    Sense, copy,
+    designator::{ASCII, BINARY, Designator},
+};
 use crate::{put, put_text};
 
 /// The vendor in standard data.
@@ -48,8 +51,8 @@ impl Described {
     /// Standard data.
     pub fn standard(&self) -> Vec<u8> {
         let mut out = standard(0, self.revision);
-        // Implicit ALUA.
-        out[5] = 0x10;
+        // Implicit ALUA, and copies (3PC).
+        out[5] = 0x10 | 0x08;
         out
     }
 
@@ -59,7 +62,7 @@ impl Described {
     /// The page is not supported.
     pub fn page(&self, page: u8) -> Result<Vec<u8>, Sense> {
         let body = match page {
-            0x00 => vec![0x00, 0x80, 0x83, 0x86, 0xb0, 0xb1, 0xb2],
+            0x00 => vec![0x00, 0x80, 0x83, 0x86, 0x8f, 0xb0, 0xb1, 0xb2],
             0x80 => self.serial().into_bytes(),
             0x83 => self.identification(),
             // Simple tasks, and a cache that is volatile.
@@ -68,6 +71,7 @@ impl Described {
                 (body[1], body[2]) = (0x01, 0x01);
                 body
             }
+            0x8f => copy::page(),
             0xb0 => self.limits(),
             0xb1 => {
                 let mut body = vec![0; 60];
@@ -85,9 +89,20 @@ impl Described {
         Ok(out)
     }
 
+    /// What names the logical unit: an NAA identifier, and one of this vendor.
+    pub fn designators(&self) -> [Designator; 2] {
+        // NAA 3: assigned locally.
+        let mut naa: [u8; 8] = crate::array(&self.id, 0);
+        naa[0] = naa[0] & 0x0f | 0x30;
+        let mut vendor = format!("{VENDOR:<8}").into_bytes();
+        vendor.extend(self.serial().into_bytes());
+        [
+            Designator { code_set: BINARY, kind: 0x03, value: naa.to_vec() },
+            Designator { code_set: ASCII, kind: 0x01, value: vendor },
+        ]
+    }
+
     fn identification(&self) -> Vec<u8> {
-        const BINARY: u8 = 1;
-        const ASCII: u8 = 2;
         const UTF8: u8 = 3;
         const ISCSI: u8 = 5 << 4;
         let mut out = Vec::new();
@@ -95,13 +110,9 @@ impl Described {
             out.extend([set, kind, 0, value.len() as u8]);
             out.extend(value);
         };
-        // NAA 3: assigned locally.
-        let mut naa: [u8; 8] = crate::array(&self.id, 0);
-        naa[0] = naa[0] & 0x0f | 0x30;
-        add(BINARY, 0x03, &naa);
-        let mut vendor = format!("{VENDOR:<8}").into_bytes();
-        vendor.extend(self.serial().into_bytes());
-        add(ASCII, 0x01, &vendor);
+        for Designator { code_set, kind, value } in self.designators() {
+            add(code_set, kind, &value);
+        }
         // The port: its relative id, its group, its name.
         add(ISCSI | BINARY, 0x80 | 0x10 | 0x04, &[0, 0, 0, 1]);
         add(ISCSI | BINARY, 0x80 | 0x10 | 0x05, &[0, 0, 0, 1]);

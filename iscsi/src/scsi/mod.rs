@@ -8,6 +8,8 @@
 //!   report.rs     capacity, logical units, port groups, supported commands, LBA status
 //!   persistent.rs the lists of PERSISTENT RESERVE
 //!   unmap.rs      the parameter list of UNMAP
+//!   designator.rs names of logical units
+//!   copy.rs       the parameter list of EXTENDED COPY, and what is told of copies
 //!   cdb.rs        the command descriptor blocks that our initiator sends
 //!   answers.rs    what our initiator reads of a disk's answers
 //! ```
@@ -15,6 +17,8 @@
 pub mod answers;
 pub mod cdb;
 pub mod command;
+pub mod copy;
+pub mod designator;
 pub mod inquiry;
 pub mod mode;
 pub mod persistent;

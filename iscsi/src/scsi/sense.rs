@@ -12,6 +12,7 @@ mod key {
     pub(super) const ILLEGAL_REQUEST: u8 = 0x5;
     pub(super) const UNIT_ATTENTION: u8 = 0x6;
     pub(super) const DATA_PROTECT: u8 = 0x7;
+    pub(super) const COPY_ABORTED: u8 = 0xa;
     pub(super) const ABORTED_COMMAND: u8 = 0xb;
     pub(super) const MISCOMPARE: u8 = 0xe;
 }
@@ -51,6 +52,22 @@ impl Sense {
     pub const INVALID_RELEASE: Self = sense(key::ILLEGAL_REQUEST, 0x26, 0x04);
     /// The length of the parameter list.
     pub const PARAMETER_LENGTH: Self = sense(key::ILLEGAL_REQUEST, 0x1a, 0);
+    /// A list of a copy names more units than it may.
+    pub const TOO_MANY_UNITS: Self = sense(key::ILLEGAL_REQUEST, 0x26, 0x06);
+    /// A list of a copy names a unit in a way that is not supported.
+    pub const UNIT_TYPE: Self = sense(key::ILLEGAL_REQUEST, 0x26, 0x07);
+    /// A list of a copy has more segments than it may.
+    pub const TOO_MANY_SEGMENTS: Self = sense(key::ILLEGAL_REQUEST, 0x26, 0x08);
+    /// A segment of a copy has a type that is not supported.
+    pub const SEGMENT_TYPE: Self = sense(key::ILLEGAL_REQUEST, 0x26, 0x09);
+    /// A list of a copy has data of its own.
+    pub const INLINE_DATA: Self = sense(key::ILLEGAL_REQUEST, 0x26, 0x0b);
+    /// A copy has ended before all was copied.
+    pub const COPY_ABORTED: Self = sense(key::COPY_ABORTED, 0, 0);
+    /// A copy names a logical unit that the initiator does not have.
+    pub const COPY_UNREACHABLE: Self = sense(key::COPY_ABORTED, 0x0d, 0x02);
+    /// A copy names a logical unit with blocks of another length.
+    pub const COPY_UNIT: Self = sense(key::COPY_ABORTED, 0x0d, 0x03);
     /// Values cannot be saved.
     pub const NO_SAVING: Self = sense(key::ILLEGAL_REQUEST, 0x39, 0);
     /// No room for one more registration.

@@ -1,6 +1,7 @@
 //! Commands that are answered at once: what a logical unit is, and what it supports.
 
 use super::{
+    copies,
     replies::{Outcome, cut},
     state::{BURST_BYTES, Iscsi, TRANSFER_BYTES},
 };
@@ -50,6 +51,8 @@ impl Core<Iscsi> {
                 conn.session.units.forget_units_changed();
                 self.report_luns(select, room_bytes)
             }
+            Command::CopyStatus { list_id, room_bytes } => copies::result(conn, list_id, room_bytes),
+            Command::CopyParameters { room_bytes } => copies::parameters(room_bytes),
             Command::PersistentIn { action, room_bytes } => self.read_reservations(conn, export, action, room_bytes),
             Command::Reserve => self.reserve_simply(conn, export, &Change::ReserveSimply),
             Command::Release => self.reserve_simply(conn, export, &Change::ReleaseSimply),

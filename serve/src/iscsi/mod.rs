@@ -8,6 +8,7 @@
 //!                     ├─▶ answers.rs    those that are answered at once
 //!                     ├─▶ reserve.rs    reservations
 //!                     └─▶ transfers.rs  those that the disk works on ─▶ the core
+//!                           └─▶ copies.rs   copies from disk to disk
 //!   results ─▶ transfers.rs ─▶ replies.rs ─▶ outbox
 //!          state.rs       what a session keeps
 //!          units.rs       what a session knows of each logical unit
@@ -26,13 +27,14 @@
 //!
 //! Guarantees to initiators: a completed write is visible through every session, and durable after
 //! SYNCHRONIZE CACHE or if it was written with FUA. An unmapped range reads as zeros. COMPARE AND
-//! WRITE and ORWRITE are atomic with regard to each other, in all sessions of this server.
+//! WRITE and ORWRITE are atomic to the writes of all doors of the disk.
 //!
-//! Not supported: EXTENDED COPY and the token commands, several connections of a session, error
+//! Not supported: copies by tokens (ODX), several connections of a session, error
 //! recovery above level 0, markers, autosense in the descriptor format, protection information.
 
 mod answers;
 mod chap;
+mod copies;
 mod login;
 mod replies;
 mod requests;

@@ -63,6 +63,7 @@ impl Protocol for Iscsi {
             managing: Vec::new(),
             units: Units::default(),
             draining: Vec::new(),
+            copies: VecDeque::new(),
         }
     }
 

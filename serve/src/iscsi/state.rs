@@ -14,7 +14,7 @@ use crate::{
     reservations::{Claim, Counted, Reservations},
 };
 use diskwright_iscsi::{
-    scsi::{Command, Sense},
+    scsi::{Command, Sense, copy::CopyState},
     wire::{Counters, HEADER_BYTES, Header, Stage},
 };
 use diskwright_store::{IoBuf, SlotMap};
@@ -40,6 +40,9 @@ pub(super) const TEXT_BYTES_MAX: usize = 8 << 10;
 
 /// Length of a parameter list at most.
 pub(super) const PARAMETERS_BYTES_MAX: u32 = 8 << 10;
+
+/// Bytes of a copy that are read and then written at once.
+pub(super) const COPY_BYTES: u64 = 4 << 20;
 
 /// The protocol iSCSI.
 #[derive(Debug)]
@@ -134,6 +137,8 @@ pub(crate) struct Session {
     pub(super) units: Units,
     /// Preemptions that are answered when requests of those shut out have ended.
     pub(super) draining: Vec<(ClientRequest<Asked>, Arc<Reservations>)>,
+    /// How the last copies stand.
+    pub(super) copies: VecDeque<CopyResult>,
 }
 
 impl Session {
@@ -188,6 +193,57 @@ pub(super) enum Step {
     Partial(usize),
     /// A pattern that is written again and again: the pattern, and what is left.
     Pattern(Arc<IoBuf>, Range<u64>),
+    /// A copy, of which a piece is being read or written.
+    Copy(Box<Copying>),
+}
+
+/// A copy that is under way.
+#[derive(Debug)]
+pub(super) struct Copying {
+    /// The initiator's number of it; `None` if it will not ask how the copy stands.
+    pub(super) id: Option<u8>,
+    pub(super) runs: Vec<CopyRun>,
+    /// The run that is being copied, and how much of it is.
+    pub(super) next: usize,
+    pub(super) done_bytes: u64,
+    /// Of all runs.
+    pub(super) copied_bytes: u64,
+    /// Whether the piece was read.
+    pub(super) is_read: bool,
+    /// The copy among the requests in flight of its disks.
+    #[expect(dead_code, reason = "it is held")]
+    pub(super) counted: Vec<Counted>,
+}
+
+/// A range to be copied.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CopyRun {
+    /// Exports.
+    pub(super) source: u32,
+    pub(super) destination: u32,
+    pub(super) from_bytes: u64,
+    pub(super) to_bytes: u64,
+    pub(super) len_bytes: u64,
+}
+
+impl CopyRun {
+    /// The next piece after so many bytes are done: its offset in the run, and its length.
+    pub(super) fn piece(&self, done_bytes: u64) -> (u64, u64) {
+        let len_bytes = (self.len_bytes - done_bytes).min(COPY_BYTES);
+        let is_backwards = self.source == self.destination && self.to_bytes > self.from_bytes;
+        let offset_bytes = if is_backwards { self.len_bytes - done_bytes - len_bytes } else { done_bytes };
+        (offset_bytes, len_bytes)
+    }
+}
+
+/// How a copy stands, for COPY STATUS.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CopyResult {
+    pub(super) id: u8,
+    pub(super) state: CopyState,
+    /// Segments that are complete.
+    pub(super) segments: u16,
+    pub(super) copied_bytes: u64,
 }
 
 impl Step {

@@ -8,7 +8,7 @@
 
 use super::{
     replies::{Outcome, cut},
-    state::{Asked, Expected, Iscsi, PARAMETERS_BYTES_MAX, Pdu, Step, TRANSFER_BYTES, Task},
+    state::{Asked, COPY_BYTES, Expected, Iscsi, PARAMETERS_BYTES_MAX, Pdu, Step, TRANSFER_BYTES, Task},
 };
 use crate::{
     metrics::Kind,
@@ -257,6 +257,7 @@ impl Core<Iscsi> {
             }
             Command::Unmap { list_bytes }
             | Command::ModeSelect { list_bytes, .. }
+            | Command::ExtendedCopy { list_bytes }
             | Command::PersistentOut { list_bytes, .. } => {
                 if list_bytes > PARAMETERS_BYTES_MAX {
                     return Err(Outcome::Failed(Sense::PARAMETER_LENGTH));
@@ -291,6 +292,7 @@ impl Core<Iscsi> {
                 wanted_bytes as usize + asked.len_bytes as usize
             }
             Command::CompareAndWrite { .. } => wanted_bytes as usize + asked.len_bytes as usize,
+            Command::ExtendedCopy { .. } => (wanted_bytes + COPY_BYTES) as usize,
             _ => wanted_bytes as usize,
         };
         if let Some(outcome) = self.answer_at_once(conn, export, served, &command) {

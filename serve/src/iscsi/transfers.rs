@@ -6,6 +6,7 @@
 //!   CompareAndWrite, OrWrite                                     read, compare or change, write
 //!   WriteAndVerify                                               write, read, compare
 //!   WriteSame                                                    clear, or write again and again
+//!   ExtendedCopy                                                 see copies.rs
 //! ```
 //!
 //! A command of several steps is one request for the client: it is counted once, when it ends.
@@ -123,6 +124,11 @@ impl Core<Iscsi> {
                     Err(sense) => self.finish(conn, &asked, Outcome::Failed(sense)),
                 }
             }
+            Command::ExtendedCopy { .. } => {
+                let list = data.to_vec();
+                contents.into_bufs().for_each(|buf| self.pool.give(buf));
+                self.start_copy(conn, &asked, &list);
+            }
             Command::ModeSelect { is_long, .. } => {
                 let export = self.exports.here(asked.export as usize);
                 let selected =
@@ -167,7 +173,7 @@ impl Core<Iscsi> {
     }
 
     /// Writes a payload that lies in one buffer from `from_bytes` on.
-    fn write_kept(
+    pub(super) fn write_kept(
         &mut self,
         conn: &mut Connection<Iscsi>,
         asked: &ClientRequest<Asked>,
@@ -181,6 +187,7 @@ impl Core<Iscsi> {
         let claim = task.and_then(|task| task.step.claim().cloned());
         let fua = match task.map(|task| task.command) {
             Some(Ok(Command::CompareAndWrite { fua, .. } | Command::OrWrite { fua, .. })) => fua,
+            Some(Ok(Command::ExtendedCopy { .. })) => false,
             // What is verified is what the medium has.
             _ => true,
         };
@@ -256,6 +263,9 @@ impl Core<Iscsi> {
         let command = task.command;
         if let Err(error) = result {
             contents.into_bufs().for_each(|buf| self.pool.give(buf));
+            if let Step::Copy(copying) = &step {
+                return self.copy_failed(conn, asked, copying, &error);
+            }
             let sense = self.sense_of(conn, asked, &error, matches!(step, Step::Found(_)));
             return self.finish(conn, asked, Outcome::Failed(sense));
         }
@@ -294,6 +304,7 @@ impl Core<Iscsi> {
             }
             (Ok(Command::WriteAndVerify { .. }), Step::Only) => self.find(conn, asked, contents, Step::Found(None)),
             (Ok(Command::WriteAndVerify { .. }), Step::Found(_)) => self.compare(conn, asked, contents, false),
+            (_, Step::Copy(copying)) => self.copy_step(conn, asked, copying, contents),
             (_, Step::Pattern(pattern, left)) if !left.is_empty() => {
                 contents.into_bufs().for_each(|buf| self.pool.give(buf));
                 self.write_pattern(conn, asked, pattern, left);

@@ -63,12 +63,15 @@ impl Core<Nvme> {
                 dword_10: command.cdw[0],
             },
         };
-        let checked = self.check(conn, command, data_bytes, &mut asked).and_then(|payload_bytes| {
-            // A command with a payload is let in when its payload is there.
-            if payload_bytes == 0
-                && let Some(writes) = writes(command.opcode)
-            {
-                self.admit(conn, &mut asked, writes)?;
+        let checked = self.check(command, data_bytes, &mut asked).and_then(|payload_bytes| {
+            match writes(command.opcode) {
+                None => {}
+                // A command with a payload is let in when its payload is there, but refused before.
+                Some(writes) if payload_bytes > 0 => {
+                    let may = conn.session.seats.may(asked.export as usize, writes);
+                    may.then_some(()).ok_or(Status::RESERVATION_CONFLICT)?;
+                }
+                Some(writes) => self.admit(conn, &mut asked, writes)?,
             }
             Ok(payload_bytes)
         });
@@ -209,7 +212,6 @@ impl Core<Nvme> {
     /// Checks a command and fills `asked`. Returns the length of the data that the host sends.
     fn check(
         &mut self,
-        conn: &mut Connection<Nvme>,
         command: &Command,
         data_bytes: usize,
         asked: &mut ClientRequest<Asked>,
@@ -221,12 +223,8 @@ impl Core<Nvme> {
         let (export, served) = namespaces::export_of(&self.exports, command.nsid).ok_or(Status::INVALID_NAMESPACE)?;
         let geometry = served.device.geometry();
         asked.export = export as u32;
-        let writes = writes(opcode);
-        if writes == Some(true) && geometry.read_only {
+        if writes(opcode) == Some(true) && geometry.read_only {
             return Err(Status::WRITE_PROTECTED);
-        }
-        if writes.is_some_and(|writes| !conn.session.seats.may(export, writes)) {
-            return Err(Status::RESERVATION_CONFLICT);
         }
         let has_range = matches!(opcode, nvm::READ | nvm::WRITE | nvm::COMPARE | nvm::WRITE_ZEROES | nvm::VERIFY);
         if has_range {

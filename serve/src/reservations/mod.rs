@@ -106,7 +106,7 @@ struct Inside {
     state: State,
     file: Option<File>,
     events: BTreeMap<String, Vec<Event>>,
-    /// Requests in flight of each participant that has a session.
+    /// How many sessions of each participant have requests in flight.
     in_flight: BTreeMap<String, Weak<AtomicU32>>,
 }
 
@@ -201,7 +201,7 @@ impl Reservations {
         Ok(())
     }
 
-    /// The counter of a participant's requests in flight, which its sessions keep.
+    /// The counter of a participant's sessions with requests in flight, which these keep.
     pub(crate) fn in_flight_of(&self, participant: &str) -> Arc<AtomicU32> {
         let mut inside = self.lock();
         inside.in_flight.retain(|_, counter| counter.strong_count() > 0);

@@ -5,12 +5,17 @@
 //! for reads.
 //!
 //! Each session has a seat of its own, so that a request costs one atomic load as long as the
-//! reservations stay as they are.
+//! reservations stay as they are. Its requests in flight are counted without atomic operations:
+//! what all seats of a participant share is the number of seats that have any.
 
 use super::{Access, Change, Event, NOBODY, Refusal, Reservations};
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, Ordering::SeqCst},
+use std::{
+    cell::Cell,
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::SeqCst},
+    },
 };
 
 /// See the module.
@@ -19,20 +24,38 @@ pub(crate) struct Seat {
     participant: Arc<str>,
     reservations: Arc<Reservations>,
     access: Access,
-    /// The participant's requests in flight, those of its other sessions too.
-    in_flight: Arc<AtomicU32>,
+    in_flight: Rc<InFlight>,
+}
+
+/// The requests in flight of a seat.
+#[derive(Debug)]
+struct InFlight {
+    count: Cell<u32>,
+    /// Number of the participant's seats that have requests in flight.
+    seats: Arc<AtomicU32>,
+}
+
+impl InFlight {
+    fn of(seats: Arc<AtomicU32>) -> Rc<Self> {
+        Rc::new(Self { count: Cell::new(0), seats })
+    }
 }
 
 impl Seat {
     /// For a participant that can register.
     pub(crate) fn of(participant: &Arc<str>, reservations: Arc<Reservations>) -> Self {
-        let in_flight = reservations.in_flight_of(participant);
+        let in_flight = InFlight::of(reservations.in_flight_of(participant));
         Self { participant: Arc::clone(participant), reservations, access: Access::default(), in_flight }
     }
 
     /// For a client that cannot.
     pub(crate) fn of_outsider(reservations: Arc<Reservations>) -> Self {
-        Self { participant: NOBODY.into(), reservations, access: Access::default(), in_flight: Arc::default() }
+        Self {
+            participant: NOBODY.into(),
+            reservations,
+            access: Access::default(),
+            in_flight: InFlight::of(Arc::default()),
+        }
     }
 
     /// What the participant may do now.
@@ -73,22 +96,30 @@ impl Seat {
     /// participant changes the reservations before it looks at the count, so that one of the two
     /// sees the other.
     pub(crate) fn count(&self) -> Counted {
-        self.in_flight.fetch_add(1, SeqCst);
-        Counted(Arc::clone(&self.in_flight))
+        let count = self.in_flight.count.get();
+        self.in_flight.count.set(count + 1);
+        if count == 0 {
+            self.in_flight.seats.fetch_add(1, SeqCst);
+        }
+        Counted(Rc::clone(&self.in_flight))
     }
 
     /// Whether a request of the participant is in flight.
     pub(crate) fn is_in_use(&self) -> bool {
-        self.in_flight.load(SeqCst) > 0
+        self.in_flight.seats.load(SeqCst) > 0
     }
 }
 
 /// A request that is counted until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Counted(Arc<AtomicU32>);
+pub(crate) struct Counted(Rc<InFlight>);
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, SeqCst);
+        let left = self.0.count.get() - 1;
+        self.0.count.set(left);
+        if left == 0 {
+            self.0.seats.fetch_sub(1, SeqCst);
+        }
     }
 }

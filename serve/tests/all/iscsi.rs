@@ -30,11 +30,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-fn exported(name: &str, device: Arc<dyn BlockDevice>) -> Export {
+pub fn exported(name: &str, device: Arc<dyn BlockDevice>) -> Export {
     Export { name: name.into(), description: String::new(), device }
 }
 
-fn serve(exports: Vec<Export>, options: ServerOptions) -> Option<Served> {
+pub fn serve(exports: Vec<Export>, options: ServerOptions) -> Option<Served> {
     let dir = tempfile::tempdir().unwrap();
     let listener = Listener::bind(&Address::Unix(dir.path().join("socket"))).unwrap();
     match iscsi::start(TARGET, exports, vec![listener], options) {
@@ -434,7 +434,7 @@ fn units_that_come_and_go_are_told() {
 }
 
 /// PERSISTENT RESERVE OUT.
-fn reserve(initiator: &mut Initiator, action: u8, kind: u8, key: u64, other: u64, flags: u8) -> u8 {
+pub fn reserve(initiator: &mut Initiator, action: u8, kind: u8, key: u64, other: u64, flags: u8) -> u8 {
     let mut list = [key.to_be_bytes(), other.to_be_bytes(), [0; 8]].concat();
     list[20] = flags;
     initiator.give(0, &[op::PERSISTENT_RESERVE_OUT, action, kind, 0, 0, 0, 0, 0, 24, 0], &list).status

@@ -19,6 +19,7 @@ mod hostile;
 mod inside_export;
 mod iscsi;
 mod iscsi_client;
+mod iscsi_copy;
 mod limits;
 mod nbd;
 mod nvme;
