@@ -16,7 +16,9 @@ use diskwright_iscsi::{
     scsi::{
         Command, Described, Sense,
         answers::{self, BlockLimits, Caching, Capacity, Standard},
-        cdb, mode,
+        cdb,
+        copy::CopyList,
+        mode,
         persistent::ChangeList,
         report, unit_of, unmap,
     },
@@ -71,6 +73,9 @@ pub fn iscsi_wire(data: &[u8]) {
     }
     if let Ok(ranges) = unmap::ranges(data) {
         assert!(ranges.len() * 16 <= data.len());
+    }
+    if let Ok(list) = CopyList::decode(data) {
+        assert_eq!(CopyList::decode(&list.encode()), Ok(list));
     }
     let disk = disk();
     let _ = (ChangeList::decode(data), mode::select(&disk, data, false), mode::select(&disk, data, true));

@@ -20,6 +20,7 @@ use diskwright_nvme::{
         command::DsmRange,
         fabrics::{self, ConnectCommand, property},
         identify, log,
+        reservation::{self, Report, Reserve},
     },
 };
 use diskwright_serve::{
@@ -54,6 +55,10 @@ pub fn nvme_wire(data: &[u8]) {
         let command = Command::decode(bytes);
         assert_eq!(Command::decode(&command.encode()), command);
         let _ = ConnectCommand::of(&command);
+        if let Some(reserve) = Reserve::decode(command.opcode, command.cdw[0]) {
+            let (opcode, dword_10) = reserve.encode();
+            assert_eq!(Reserve::decode(opcode, dword_10), Some(reserve));
+        }
     }
     if let Some(bytes) = data.first_chunk() {
         let done = Completion::decode(bytes);
@@ -61,7 +66,8 @@ pub fn nvme_wire(data: &[u8]) {
         assert!(!done.status.to_string().is_empty());
         assert_eq!(done.status.is_success(), done.status.to_error().is_none());
     }
-    let _ = DsmRange::decode(data);
+    let _ = (DsmRange::decode(data), reservation::keys(data));
+    assert!(Report::decode(data).registrants.len() * 64 <= data.len());
     if let Ok(auth::HostMessage::Reply { response, .. }) = auth::HostMessage::decode(data) {
         assert!(response.len() <= data.len());
     }
