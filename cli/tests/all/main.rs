@@ -31,6 +31,7 @@ mod face;
 mod formats;
 mod guest;
 mod guest_life;
+mod guest_nvmet;
 mod guest_ublk;
 mod guest_vhost_user;
 mod io;
