@@ -1,10 +1,10 @@
-//! Our NVMe/TCP target beside that of the kernel, in a guest: the same slow device, one request at a
-//! time. What each adds to the device's own latency, and what each asks of the device.
+//! Our NVMe/TCP target beside that of the kernel, in a guest: the same slow device, one request at
+//! a time. What each adds to the device's own latency, and what each asks of the device.
 //!
 //! The guest is emulated, so its processor is some 50 times slower than a real one. The device
 //! (null_blk with a timer) takes 50 ms for each request, so that software costs beside it what it
-//! costs beside a device of 1 ms. dm-delay would hide differences: it ends requests at a tick of the
-//! clock, 4 ms apart.
+//! costs beside a device of 1 ms. dm-delay would hide differences: it ends requests at a tick of
+//! the clock, 4 ms apart.
 
 use crate::guest_machine::Guest;
 use std::collections::BTreeMap;
