@@ -58,6 +58,8 @@ impl Core<Nvme> {
             None => Status::INVALID_FIELD,
             Some(command) => match conn.session.seats.at(asked.export as usize) {
                 None => Status::INVALID_NAMESPACE,
+                // An initiator has reserved the disk in the way of SPC-2, which knows no keys.
+                Some(seat) if seat.access().is_shut => Status::RESERVATION_CONFLICT,
                 Some(seat) => {
                     let done = carry_out(seat, &command, keys(data));
                     tracing::info!(peer = %conn.peer, ?command, ok = done.is_ok(), "a change of reservations");

@@ -119,7 +119,7 @@ impl Protocol for Nvme {
 
     fn exports_changed(core: &mut Core<Self>, conn: &mut Connection<Self>) {
         core.forget_leaving(conn);
-        if conn.session.queue().is_some() {
+        if conn.session.queue().is_some_and(|queue| !queue.controller.is_discovery) {
             conn.session.seats.look(&core.exports, &core.reservations);
         }
         core.look_for_changes(conn);

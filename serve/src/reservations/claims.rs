@@ -259,7 +259,11 @@ impl BlockQueue for ClaimedQueue {
                 let at_least = wanted - out.len();
                 return self.reap_inner(at_least, out);
             }
-            thread::sleep(AGAIN_AFTER);
+            if self.inner.in_flight() > 0 {
+                self.reap_inner(1, out)?;
+            } else {
+                thread::sleep(AGAIN_AFTER);
+            }
         }
     }
 }
