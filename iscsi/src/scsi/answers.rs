@@ -163,6 +163,8 @@ mod tests {
             revision: "1.2",
             transfer_bytes_max: 1 << 20,
             transfer_bytes_best: 1 << 18,
+            token_bytes_max: 1 << 40,
+            token_bytes_best: 1 << 28,
         };
         let standard = Standard::decode(&disk.standard());
         assert_eq!((standard.kind, standard.is_there, &*standard.vendor), (0, true, "DISKWRGT"));

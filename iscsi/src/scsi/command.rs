@@ -216,6 +216,21 @@ pub enum Command {
     ExtendedCopy {
         list_bytes: u32,
     },
+    /// POPULATE TOKEN.
+    PopulateToken {
+        list_id: u32,
+        list_bytes: u32,
+    },
+    /// WRITE USING TOKEN.
+    WriteUsingToken {
+        list_id: u32,
+        list_bytes: u32,
+    },
+    /// RECEIVE ROD TOKEN INFORMATION.
+    TokenInformation {
+        list_id: u32,
+        room_bytes: u32,
+    },
     /// COPY STATUS of RECEIVE COPY RESULTS.
     CopyStatus {
         list_id: u8,
@@ -288,6 +303,21 @@ pub const SUPPORTED: &[Supported] = &[
     with_action(op::PERSISTENT_RESERVE_OUT, 5, &[0x5f, 0x05, 0xff, 0, 0, 255, 255, 255, 255, 0x07]),
     with_action(op::PERSISTENT_RESERVE_OUT, 6, &[0x5f, 0x06, 0xff, 0, 0, 255, 255, 255, 255, 0x07]),
     with_action(op::EXTENDED_COPY, copies::LID1, &[0x83, 0x00, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 255, 255, 0, 0x07]),
+    with_action(
+        op::EXTENDED_COPY,
+        copies::POPULATE_TOKEN,
+        &[0x83, 0x10, 0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255, 0, 0x07],
+    ),
+    with_action(
+        op::EXTENDED_COPY,
+        copies::WRITE_USING_TOKEN,
+        &[0x83, 0x11, 0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255, 0, 0x07],
+    ),
+    with_action(
+        op::RECEIVE_COPY_RESULTS,
+        results::TOKEN_INFORMATION,
+        &[0x84, 0x07, 255, 255, 255, 255, 0, 0, 0, 0, 255, 255, 255, 255, 0, 0x07],
+    ),
     with_action(
         op::RECEIVE_COPY_RESULTS,
         results::STATUS,
@@ -453,6 +483,15 @@ impl Command {
                 };
                 Self::ReportOpcodes { query, room_bytes: u32_at(cdb, 6) }
             }
+            op::EXTENDED_COPY if action == copies::POPULATE_TOKEN => {
+                Self::PopulateToken { list_id: u32_at(cdb, 6), list_bytes: u32_at(cdb, 10) }
+            }
+            op::EXTENDED_COPY if action == copies::WRITE_USING_TOKEN => {
+                Self::WriteUsingToken { list_id: u32_at(cdb, 6), list_bytes: u32_at(cdb, 10) }
+            }
+            op::RECEIVE_COPY_RESULTS if action == results::TOKEN_INFORMATION => {
+                Self::TokenInformation { list_id: u32_at(cdb, 2), room_bytes: u32_at(cdb, 10) }
+            }
             op::EXTENDED_COPY => Self::ExtendedCopy { list_bytes: u32_at(cdb, 10) },
             op::RECEIVE_COPY_RESULTS if action == results::STATUS => {
                 Self::CopyStatus { list_id: cdb[2], room_bytes: u32_at(cdb, 10) }
@@ -479,6 +518,7 @@ impl Command {
                 | Self::Unmap { .. }
                 | Self::CompareAndWrite { .. }
                 | Self::OrWrite { .. }
+                | Self::WriteUsingToken { .. }
         )
     }
 
@@ -495,9 +535,11 @@ impl Command {
             | Self::PersistentIn { .. }
             | Self::PersistentOut { .. }
             | Self::CopyStatus { .. }
+            | Self::TokenInformation { .. }
             | Self::CopyParameters { .. }
             | Self::Reserve => Class::Free,
             Self::Read { .. }
+            | Self::PopulateToken { .. }
             | Self::Verify { .. }
             | Self::Prefetch { .. }
             | Self::ModeSense { .. }

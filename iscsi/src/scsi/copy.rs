@@ -8,13 +8,17 @@
 //! A CSCD descriptor names a logical unit by a designator of its page 83h. Supported are the
 //! identification descriptor (E4h) and the segment from blocks to blocks (02h).
 
-use super::{Sense, designator::Designator};
+use super::{Sense, designator::Designator, token};
 use crate::{put, u16_at, u32_at, u64_at};
 
 /// Service actions of EXTENDED COPY.
 pub mod copies {
     /// EXTENDED COPY(LID1).
     pub const LID1: u16 = 0x00;
+    /// POPULATE TOKEN.
+    pub const POPULATE_TOKEN: u16 = 0x10;
+    /// WRITE USING TOKEN.
+    pub const WRITE_USING_TOKEN: u16 = 0x11;
 }
 
 /// Service actions of RECEIVE COPY RESULTS.
@@ -23,6 +27,8 @@ pub mod results {
     pub const STATUS: u16 = 0x00;
     /// OPERATING PARAMETERS.
     pub const PARAMETERS: u16 = 0x03;
+    /// RECEIVE ROD TOKEN INFORMATION.
+    pub const TOKEN_INFORMATION: u16 = 0x07;
 }
 
 /// Logical units that one list names at most.
@@ -226,8 +232,9 @@ pub fn parameters(segment_bytes: u32) -> Vec<u8> {
     out
 }
 
-/// The body of page 8Fh of vital product data: third-party copy (SPC-4, 7.8.17).
-pub(super) fn page() -> Vec<u8> {
+/// The body of page 8Fh of vital product data: third-party copy (SPC-4, 7.8.17). The blocks are
+/// those of a token at most, and those from which on a longer copy is not faster.
+pub(super) fn page(blocks_max: u64, blocks_best: u64) -> Vec<u8> {
     let mut out = Vec::new();
     let mut add = |kind: u16, mut body: Vec<u8>| {
         body.resize(body.len().next_multiple_of(4), 0);
@@ -235,8 +242,11 @@ pub(super) fn page() -> Vec<u8> {
         out.extend((body.len() as u16).to_be_bytes());
         out.extend(body);
     };
+    add(0x0000, token::limits(blocks_max, blocks_best));
     // Commands: EXTENDED COPY and RECEIVE COPY RESULTS, each with its service actions.
-    add(0x0001, vec![7, 0x83, 1, copies::LID1 as u8, 0x84, 2, results::STATUS as u8, results::PARAMETERS as u8]);
+    let copies = [copies::LID1, copies::POPULATE_TOKEN, copies::WRITE_USING_TOKEN].map(|action| action as u8);
+    let results = [results::STATUS, results::PARAMETERS, results::TOKEN_INFORMATION].map(|action| action as u8);
+    add(0x0001, [&[10, 0x83, 3][..], &copies, &[0x84, 3], &results].concat());
     let mut parameters = vec![0; 28];
     put(&mut parameters, 4, &UNITS_MAX.to_be_bytes());
     put(&mut parameters, 6, &SEGMENTS_MAX.to_be_bytes());
@@ -250,6 +260,7 @@ pub(super) fn page() -> Vec<u8> {
     put(&mut operations, 8, &u32::MAX.to_be_bytes());
     operations[12] = 9;
     add(0x8001, operations);
+    token::features().into_iter().for_each(|(kind, body)| add(kind, body));
     out
 }
 

@@ -40,6 +40,10 @@ pub struct Described {
     pub transfer_bytes_max: u64,
     /// Bytes from which on a longer read or write is not faster.
     pub transfer_bytes_best: u64,
+    /// Maximum bytes that a token stands for.
+    pub token_bytes_max: u64,
+    /// Bytes of one copy by a token at most.
+    pub token_bytes_best: u64,
 }
 
 impl Described {
@@ -71,7 +75,10 @@ impl Described {
                 (body[1], body[2]) = (0x01, 0x01);
                 body
             }
-            0x8f => copy::page(),
+            0x8f => {
+                let blocks = |bytes: u64| bytes / u64::from(self.block_bytes.max(1));
+                copy::page(blocks(self.token_bytes_max), blocks(self.token_bytes_best))
+            }
             0xb0 => self.limits(),
             0xb1 => {
                 let mut body = vec![0; 60];

@@ -8,6 +8,7 @@
 //!   report.rs     capacity, logical units, port groups, supported commands, LBA status
 //!   persistent.rs the lists of PERSISTENT RESERVE
 //!   unmap.rs      the parameter list of UNMAP
+//!   token.rs      lists and answers of copies by tokens
 //!   designator.rs names of logical units
 //!   copy.rs       the parameter list of EXTENDED COPY, and what is told of copies
 //!   cdb.rs        the command descriptor blocks that our initiator sends
@@ -24,6 +25,7 @@ pub mod mode;
 pub mod persistent;
 pub mod report;
 pub mod sense;
+pub mod token;
 pub mod unmap;
 
 pub use command::{Blocks, Command, op};

@@ -62,6 +62,14 @@ impl Sense {
     pub const SEGMENT_TYPE: Self = sense(key::ILLEGAL_REQUEST, 0x26, 0x09);
     /// A list of a copy has data of its own.
     pub const INLINE_DATA: Self = sense(key::ILLEGAL_REQUEST, 0x26, 0x0b);
+    /// A token is of a type that is not supported.
+    pub const TOKEN_TYPE: Self = sense(key::ILLEGAL_REQUEST, 0x23, 0x01);
+    /// A token is not known, or was not used for too long.
+    pub const TOKEN_UNKNOWN: Self = sense(key::ILLEGAL_REQUEST, 0x23, 0x04);
+    /// The data that a token stands for have changed.
+    pub const TOKEN_REVOKED: Self = sense(key::ILLEGAL_REQUEST, 0x23, 0x06);
+    /// A token has another length than tokens have.
+    pub const TOKEN_LENGTH: Self = sense(key::ILLEGAL_REQUEST, 0x23, 0x0a);
     /// A copy has ended before all was copied.
     pub const COPY_ABORTED: Self = sense(key::COPY_ABORTED, 0, 0);
     /// A copy names a logical unit that the initiator does not have.

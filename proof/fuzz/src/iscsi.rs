@@ -99,6 +99,8 @@ fn disk() -> Described {
         revision: "1",
         transfer_bytes_max: 1 << 20,
         transfer_bytes_best: 1 << 20,
+        token_bytes_max: 1 << 40,
+        token_bytes_best: 1 << 28,
     }
 }
 

@@ -51,6 +51,7 @@ impl Core<Iscsi> {
                 conn.session.units.forget_units_changed();
                 self.report_luns(select, room_bytes)
             }
+            Command::TokenInformation { list_id, room_bytes } => copies::token_information(conn, list_id, room_bytes),
             Command::CopyStatus { list_id, room_bytes } => copies::result(conn, list_id, room_bytes),
             Command::CopyParameters { room_bytes } => copies::parameters(room_bytes),
             Command::PersistentIn { action, room_bytes } => self.read_reservations(conn, export, action, room_bytes),
@@ -89,6 +90,8 @@ impl Core<Iscsi> {
             revision: env!("CARGO_PKG_VERSION"),
             transfer_bytes_max: TRANSFER_BYTES,
             transfer_bytes_best: BURST_BYTES.into(),
+            token_bytes_max: copies::TOKEN_BYTES_MAX,
+            token_bytes_best: copies::COPY_BY_TOKEN_BYTES,
         }
     }
 }

@@ -12,7 +12,7 @@
 //!   results ─▶ transfers.rs ─▶ replies.rs ─▶ outbox
 //!          state.rs       what a session keeps
 //!          units.rs       what a session knows of each logical unit
-//!          shared.rs      what the sessions of a server share
+//!          shared.rs      what the sessions of a server share; tokens.rs: tokens of copies
 //! ```
 //!
 //! The wire format and the SCSI commands are in `diskwright_iscsi`. A server is one target with one
@@ -29,7 +29,7 @@
 //! SYNCHRONIZE CACHE or if it was written with FUA. An unmapped range reads as zeros. COMPARE AND
 //! WRITE and ORWRITE are atomic to the writes of all doors of the disk.
 //!
-//! Not supported: copies by tokens (ODX), several connections of a session, error
+//! Not supported: several connections of a session, error
 //! recovery above level 0, markers, autosense in the descriptor format, protection information.
 
 mod answers;
@@ -43,6 +43,7 @@ mod session;
 mod shared;
 mod state;
 mod tasks;
+mod tokens;
 mod transfers;
 mod units;
 

@@ -64,6 +64,7 @@ impl Protocol for Iscsi {
             units: Units::default(),
             draining: Vec::new(),
             copies: VecDeque::new(),
+            token_results: VecDeque::new(),
         }
     }
 

@@ -9,6 +9,7 @@
 //!
 //! One lock guards the sessions. It is held for a lookup or a change.
 
+use super::tokens::Tokens;
 use crate::{reservations::ReservationTable, secrets::Secrets};
 use std::{
     collections::BTreeMap,
@@ -27,6 +28,7 @@ pub(crate) struct Shared {
     /// `None` lets every initiator in.
     pub(super) secrets: Option<Arc<Secrets>>,
     sessions: Mutex<Sessions>,
+    pub(super) tokens: Tokens,
 }
 
 #[derive(Debug, Default)]
@@ -70,7 +72,7 @@ impl Nexus {
 
 impl Shared {
     pub(super) fn new(target: &str, reservations: Arc<ReservationTable>, secrets: Option<Arc<Secrets>>) -> Self {
-        Self { target: target.to_owned(), reservations, secrets, sessions: Mutex::default() }
+        Self { target: target.to_owned(), reservations, secrets, sessions: Mutex::default(), tokens: Tokens::default() }
     }
 
     /// A new session. An earlier one of the same port is told to end, unless the new one is for

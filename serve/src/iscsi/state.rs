@@ -11,10 +11,14 @@ use crate::{
         flights::{ClientRequest, Contents},
         protocol::ProtocolTypes,
     },
-    reservations::{Claim, Counted, Reservations},
+    reservations::{Claim, Counted, Reservations, Watch},
 };
 use diskwright_iscsi::{
-    scsi::{Command, Sense, copy::CopyState},
+    scsi::{
+        Command, Sense,
+        copy::CopyState,
+        token::{Token, TokenState},
+    },
     wire::{Counters, HEADER_BYTES, Header, Stage},
 };
 use diskwright_store::{IoBuf, SlotMap};
@@ -139,6 +143,8 @@ pub(crate) struct Session {
     pub(super) draining: Vec<(ClientRequest<Asked>, Arc<Reservations>)>,
     /// How the last copies stand.
     pub(super) copies: VecDeque<CopyResult>,
+    /// How the last commands about tokens have ended.
+    pub(super) token_results: VecDeque<TokenResult>,
 }
 
 impl Session {
@@ -210,15 +216,43 @@ pub(super) struct Copying {
     pub(super) copied_bytes: u64,
     /// Whether the piece was read.
     pub(super) is_read: bool,
+    /// The token that the data are of, or that is written.
+    pub(super) token: Option<TokenRun>,
     /// The copy among the requests in flight of its disks.
     #[expect(dead_code, reason = "it is held")]
     pub(super) counted: Vec<Counted>,
 }
 
+/// A copy by a token.
+#[derive(Debug)]
+pub(super) struct TokenRun {
+    /// The initiator's number of the command.
+    pub(super) list_id: u32,
+    /// Notices when the data change; `None` for zeros.
+    pub(super) watch: Option<Arc<Watch>>,
+    /// The initiator has to ask for more.
+    pub(super) is_part: bool,
+    pub(super) block_bytes: u32,
+}
+
+/// How a command about a token has ended, for RECEIVE ROD TOKEN INFORMATION.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TokenResult {
+    pub(super) list_id: u32,
+    /// The service action of the command.
+    pub(super) action: u16,
+    pub(super) state: TokenState,
+    pub(super) blocks: u64,
+    pub(super) token: Option<Token>,
+}
+
+/// [`CopyRun::source`] of zeros.
+pub(super) const ZEROS: u32 = u32::MAX;
+
 /// A range to be copied.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CopyRun {
-    /// Exports.
+    /// Exports; the source may be [`ZEROS`].
     pub(super) source: u32,
     pub(super) destination: u32,
     pub(super) from_bytes: u64,
@@ -229,7 +263,8 @@ pub(super) struct CopyRun {
 impl CopyRun {
     /// The next piece after so many bytes are done: its offset in the run, and its length.
     pub(super) fn piece(&self, done_bytes: u64) -> (u64, u64) {
-        let len_bytes = (self.len_bytes - done_bytes).min(COPY_BYTES);
+        let most_bytes = if self.source == ZEROS { u64::MAX } else { COPY_BYTES };
+        let len_bytes = (self.len_bytes - done_bytes).min(most_bytes);
         let is_backwards = self.source == self.destination && self.to_bytes > self.from_bytes;
         let offset_bytes = if is_backwards { self.len_bytes - done_bytes - len_bytes } else { done_bytes };
         (offset_bytes, len_bytes)

@@ -258,6 +258,8 @@ impl Core<Iscsi> {
             Command::Unmap { list_bytes }
             | Command::ModeSelect { list_bytes, .. }
             | Command::ExtendedCopy { list_bytes }
+            | Command::PopulateToken { list_bytes, .. }
+            | Command::WriteUsingToken { list_bytes, .. }
             | Command::PersistentOut { list_bytes, .. } => {
                 if list_bytes > PARAMETERS_BYTES_MAX {
                     return Err(Outcome::Failed(Sense::PARAMETER_LENGTH));
@@ -292,7 +294,7 @@ impl Core<Iscsi> {
                 wanted_bytes as usize + asked.len_bytes as usize
             }
             Command::CompareAndWrite { .. } => wanted_bytes as usize + asked.len_bytes as usize,
-            Command::ExtendedCopy { .. } => (wanted_bytes + COPY_BYTES) as usize,
+            Command::ExtendedCopy { .. } | Command::WriteUsingToken { .. } => (wanted_bytes + COPY_BYTES) as usize,
             _ => wanted_bytes as usize,
         };
         if let Some(outcome) = self.answer_at_once(conn, export, served, &command) {

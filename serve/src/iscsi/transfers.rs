@@ -129,6 +129,16 @@ impl Core<Iscsi> {
                 contents.into_bufs().for_each(|buf| self.pool.give(buf));
                 self.start_copy(conn, &asked, &list);
             }
+            Command::PopulateToken { list_id, .. } => {
+                let list = data.to_vec();
+                contents.into_bufs().for_each(|buf| self.pool.give(buf));
+                self.populate_token(conn, &asked, list_id, &list);
+            }
+            Command::WriteUsingToken { list_id, .. } => {
+                let list = data.to_vec();
+                contents.into_bufs().for_each(|buf| self.pool.give(buf));
+                self.write_using_token(conn, &asked, list_id, &list);
+            }
             Command::ModeSelect { is_long, .. } => {
                 let export = self.exports.here(asked.export as usize);
                 let selected =
@@ -187,7 +197,7 @@ impl Core<Iscsi> {
         let claim = task.and_then(|task| task.step.claim().cloned());
         let fua = match task.map(|task| task.command) {
             Some(Ok(Command::CompareAndWrite { fua, .. } | Command::OrWrite { fua, .. })) => fua,
-            Some(Ok(Command::ExtendedCopy { .. })) => false,
+            Some(Ok(Command::ExtendedCopy { .. } | Command::WriteUsingToken { .. })) => false,
             // What is verified is what the medium has.
             _ => true,
         };

@@ -54,25 +54,21 @@ impl Core<Nvme> {
 
     /// Carries out a command with its data: Reservation Register, Acquire or Release.
     pub(super) fn reserve(&mut self, conn: &mut Connection<Nvme>, asked: &ClientRequest<Asked>, data: &[u8]) {
-        let status = match Reserve::decode(asked.own.opcode, asked.own.dword_10) {
-            None => Status::INVALID_FIELD,
-            Some(command) => match conn.session.seats.at(asked.export as usize) {
-                None => Status::INVALID_NAMESPACE,
-                // An initiator has reserved the disk in the way of SPC-2, which knows no keys.
-                Some(seat) if seat.access().is_shut => Status::RESERVATION_CONFLICT,
-                Some(seat) => {
-                    let done = carry_out(seat, &command, keys(data));
-                    tracing::info!(peer = %conn.peer, ?command, ok = done.is_ok(), "a change of reservations");
-                    let reservations = Arc::clone(seat.reservations());
-                    let waits =
-                        done.is_ok() && command.action == Action::PreemptAndAbort && reservations.has_late_requests();
-                    if waits {
-                        return conn.session.draining.push((*asked, reservations));
-                    }
-                    done.err().unwrap_or(Status::SUCCESS)
-                }
-            },
+        let Some(command) = Reserve::decode(asked.own.opcode, asked.own.dword_10) else {
+            return self.finish(conn, asked, Status::INVALID_FIELD);
         };
+        let Some(seat) = conn.session.seats.at(asked.export as usize) else {
+            return self.finish(conn, asked, Status::INVALID_NAMESPACE);
+        };
+        // An initiator may have reserved the disk in the way of SPC-2, which knows no keys.
+        let is_shut = seat.access().is_shut;
+        let done = if is_shut { Err(Status::RESERVATION_CONFLICT) } else { carry_out(seat, &command, keys(data)) };
+        tracing::info!(peer = %conn.peer, ?command, ok = done.is_ok(), "a change of reservations");
+        let reservations = Arc::clone(seat.reservations());
+        if done.is_ok() && command.action == Action::PreemptAndAbort && reservations.has_late_requests() {
+            return conn.session.draining.push((*asked, reservations));
+        }
+        let status = done.err().unwrap_or(Status::SUCCESS);
         self.finish(conn, asked, status);
     }
 

@@ -7,6 +7,9 @@
 //!                                         └─ claimed bytes: held until the claim ends
 //! ```
 //!
+//! A *watch* is told of writes to its ranges, before these begin (`Claims::watch`). A copy by a
+//! token ends when the data have changed that the token stands for.
+//!
 //! All doors of a disk have the same [`Claims`], and each of their queues is a [`ClaimedQueue`].
 //! Writes are noted only if a door that claims is among them ([`Claims::use_them`]). Without one a
 //! write costs one atomic load.
@@ -39,7 +42,7 @@ const AGAIN_AFTER: Duration = Duration::from_micros(100);
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     is_used: AtomicBool,
-    /// Number of claims.
+    /// Number of claims and watches.
     count: AtomicUsize,
     inside: Mutex<Inside>,
 }
@@ -47,6 +50,7 @@ pub(crate) struct Claims {
 #[derive(Debug, Default)]
 struct Inside {
     claimed: Vec<Range<u64>>,
+    watches: Vec<Weak<Watch>>,
     queues: Vec<Weak<Notes>>,
 }
 
@@ -89,14 +93,39 @@ impl Claims {
         (!is_written).then(|| Arc::new(claim))
     }
 
+    /// Watches ranges. `None` if some of them are being written.
+    pub(crate) fn watch(self: &Arc<Self>, ranges: Vec<Range<u64>>) -> Option<Arc<Watch>> {
+        let watch = Arc::new(Watch { claims: Arc::clone(self), ranges, has_changed: AtomicBool::new(false) });
+        let mut inside = self.lock();
+        inside.watches.push(Arc::downgrade(&watch));
+        self.count.fetch_add(1, SeqCst);
+        let is_written = inside.claimed.iter().any(|range| watch.covers(range))
+            || inside.notes().any(|notes| notes.lock().values().any(|range| watch.covers(range)));
+        // Before the watch is dropped, which takes the lock.
+        drop(inside);
+        (!is_written).then_some(watch)
+    }
+
     /// Whether a write is in flight of a client that takes no part in reservations.
     pub(super) fn have_outsiders_writes(&self) -> bool {
         let mut inside = self.lock();
         inside.notes().any(|notes| notes.is_outsiders && !notes.lock().is_empty())
     }
 
+    /// Tells watches of a write that is about to begin. Returns whether its bytes are claimed.
     fn is_claimed(&self, range: &Range<u64>) -> bool {
-        self.count.load(SeqCst) > 0 && self.lock().claimed.iter().any(|there| overlap(there, range))
+        if self.count.load(SeqCst) == 0 {
+            return false;
+        }
+        let inside = self.lock();
+        let watches: Vec<Arc<Watch>> = inside.watches.iter().filter_map(Weak::upgrade).collect();
+        let is_claimed = inside.claimed.iter().any(|there| overlap(there, range));
+        // This may be the last one to have a watch, whose drop takes the lock.
+        drop(inside);
+        for watch in watches.iter().filter(|watch| watch.covers(range)) {
+            watch.has_changed.store(true, SeqCst);
+        }
+        is_claimed
     }
 
     fn lock(&self) -> MutexGuard<'_, Inside> {
@@ -126,6 +155,32 @@ impl Drop for Claim {
             inside.claimed.swap_remove(at);
             self.claims.count.fetch_sub(1, SeqCst);
         }
+    }
+}
+
+/// Ranges whose changes are noticed.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    claims: Arc<Claims>,
+    ranges: Vec<Range<u64>>,
+    has_changed: AtomicBool,
+}
+
+impl Watch {
+    fn covers(&self, write: &Range<u64>) -> bool {
+        self.ranges.iter().any(|range| overlap(range, write))
+    }
+
+    /// Whether a write of the ranges has begun.
+    pub(crate) fn has_changed(&self) -> bool {
+        self.has_changed.load(SeqCst)
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.claims.lock().watches.retain(|watch| watch.strong_count() > 0);
+        self.claims.count.fetch_sub(1, SeqCst);
     }
 }
 
@@ -163,6 +218,8 @@ impl ClaimedQueue {
     /// has ended, even if the command is given up before.
     pub(crate) fn push_claimed(&mut self, request: Request, claim: Arc<Claim>) -> Result<(), Box<PushError>> {
         let tag = request.tag;
+        // Its own claim does not hold it back.
+        self.claims.is_claimed(&claim.range);
         self.inner.push(request)?;
         self.claimed.push((tag, claim));
         Ok(())

@@ -21,7 +21,7 @@ mod file;
 mod seat;
 mod state;
 
-pub(crate) use claims::{Claim, ClaimedQueue, Claims};
+pub(crate) use claims::{Claim, ClaimedQueue, Claims, Watch};
 pub use file::FileError;
 pub(crate) use seat::{Counted, Seat};
 pub(crate) use state::{Change, Event, Kind, Refusal, State};

@@ -352,6 +352,8 @@ fn against(
         revision: "1",
         transfer_bytes_max: 1 << 20,
         transfer_bytes_best: 1 << 20,
+        token_bytes_max: 1 << 40,
+        token_bytes_best: 1 << 28,
     };
     let target = thread::spawn(move || {
         for _ in 0..2 {

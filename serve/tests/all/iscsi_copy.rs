@@ -1,15 +1,19 @@
-//! EXTENDED COPY between the logical units of a target, with an initiator of our own.
+//! EXTENDED COPY and copies by tokens between the logical units of a target, with an initiator of
+//! our own.
 
 use crate::{
     common::{
         iscsi_initiator::{Ended, Initiator, Ways, cdb_16},
-        memory,
+        memory, raw_file,
     },
     iscsi::{exported, reserve, serve},
 };
-use diskwright_iscsi::scsi::op;
+use diskwright_iscsi::scsi::{
+    op,
+    token::{self, BlockRange, PopulateList, Token, WriteList},
+};
 use diskwright_serve::net::ServerOptions;
-use diskwright_store::{MemoryStore, RawDevice};
+use diskwright_store::{CacheMode, MemoryStore, RawDevice};
 use std::sync::Arc;
 
 const BLOCKS: u64 = 32 << 10;
@@ -173,4 +177,144 @@ fn nothing_is_copied_if_a_part_of_the_list_is_wrong() {
     assert_eq!(reserve(&mut other, 3, 0, 9, 0, 0), 0);
     assert!(copy(&mut initiator, 1, &wanted).is_good());
     assert!(whole(&mut initiator, 1, 100) == whole(&mut initiator, 0, 100));
+}
+
+fn token_command(action: u8, list_id: u32, bytes: usize) -> [u8; 16] {
+    let mut cdb = [0; 16];
+    (cdb[0], cdb[1]) = (op::EXTENDED_COPY, action);
+    cdb[6..10].copy_from_slice(&list_id.to_be_bytes());
+    cdb[10..14].copy_from_slice(&(bytes as u32).to_be_bytes());
+    cdb
+}
+
+/// RECEIVE ROD TOKEN INFORMATION: the status, the blocks, and the token.
+fn token_information(initiator: &mut Initiator, list_id: u32) -> (u8, u64, Option<Token>) {
+    let mut cdb = [0; 16];
+    (cdb[0], cdb[1], cdb[12]) = (op::RECEIVE_COPY_RESULTS, 7, 4);
+    cdb[2..6].copy_from_slice(&list_id.to_be_bytes());
+    let told = initiator.fetch(0, &cdb, 1024).data;
+    (told[5], u64::from_be_bytes(told[16..24].try_into().unwrap()), token::token_in(&told))
+}
+
+fn populate(initiator: &mut Initiator, lun: u16, ranges: &[BlockRange]) -> Result<Token, Ended> {
+    let list = PopulateList { timeout_s: 0, ranges: ranges.to_vec() }.encode();
+    let ended = initiator.give(lun, &token_command(0x10, 5, list.len()), &list);
+    if !ended.is_good() {
+        return Err(ended);
+    }
+    let (status, blocks, token) = token_information(initiator, 5);
+    assert_eq!((status, blocks), (1, ranges.iter().map(|range| range.1).sum()));
+    Ok(token.expect("a token"))
+}
+
+fn write_token(initiator: &mut Initiator, lun: u16, token: Token, offset_blocks: u64, ranges: &[BlockRange]) -> Ended {
+    let list = WriteList { offset_blocks, token, deletes: false, ranges: ranges.to_vec() }.encode();
+    initiator.give(lun, &token_command(0x11, 6, list.len()), &list)
+}
+
+#[test]
+fn data_are_copied_by_a_token() {
+    let Some((_served, mut initiator, mut other)) = copier() else { return };
+    (0..3).for_each(|part| fill(&mut initiator, 0, part * 8000, 8000, part as u8));
+    (0..2).for_each(|unit| drop(other.plain(unit, &[op::TEST_UNIT_READY, 0, 0, 0, 0, 0])));
+    let (a, mut b) = (whole(&mut initiator, 0, BLOCKS), whole(&mut initiator, 1, BLOCKS));
+    let token = populate(&mut initiator, 0, &[(20000, 4000), (100, 9000), (7, 1)]).unwrap();
+    // Another initiator may use it, in other ranges, and of a part of it.
+    let ended = write_token(&mut other, 1, token, 3000, &[(5, 500), (1000, 9000), (40, 1)]);
+    assert!(ended.is_good(), "{ended:?}");
+    assert_eq!(token_information(&mut other, 6), (1, 9501, None));
+    let all = [&a[20000 * 512..24000 * 512], &a[100 * 512..9100 * 512], &a[7 * 512..8 * 512]].concat();
+    let mut from = 3000 * 512;
+    for (first, blocks) in [(5, 500), (1000, 9000), (40, 1)] {
+        b[first * 512..][..blocks * 512].copy_from_slice(&all[from..][..blocks * 512]);
+        from += blocks * 512;
+    }
+    assert!(whole(&mut initiator, 1, BLOCKS) == b && whole(&mut initiator, 0, BLOCKS) == a);
+    // A write elsewhere does no harm; one to its data ends it.
+    fill(&mut initiator, 0, 24000, 10, 9);
+    assert!(write_token(&mut initiator, 0, token, 0, &[(30000, 10)]).is_good());
+    fill(&mut other, 0, 9000, 1, 9);
+    let before = whole(&mut initiator, 1, BLOCKS);
+    assert_eq!(write_token(&mut initiator, 1, token, 0, &[(0, 10)]).sense, Some((5, 0x23, 6)), "revoked");
+    assert_eq!(token_information(&mut initiator, 6).0, 2);
+    assert_eq!(write_token(&mut initiator, 1, token, 0, &[(0, 10)]).sense, Some((5, 0x23, 4)), "unknown");
+    assert!(whole(&mut initiator, 1, BLOCKS) == before);
+    // One that is deleted with its use, and one whose own data are written by it.
+    let token = populate(&mut initiator, 1, &[(0, 100)]).unwrap();
+    let list = WriteList { offset_blocks: 0, token, deletes: true, ranges: vec![(200, 100)] }.encode();
+    assert!(initiator.give(1, &token_command(0x11, 6, list.len()), &list).is_good());
+    assert_eq!(write_token(&mut initiator, 1, token, 0, &[(0, 1)]).sense, Some((5, 0x23, 4)));
+    let token = populate(&mut initiator, 1, &[(0, 100)]).unwrap();
+    assert!(write_token(&mut initiator, 1, token, 0, &[(0, 100)]).is_good());
+    assert_eq!(write_token(&mut initiator, 1, token, 0, &[(0, 100)]).sense, Some((5, 0x23, 6)));
+}
+
+#[test]
+fn wrong_uses_of_tokens_are_refused() {
+    let Some((_served, mut initiator, mut other)) = copier() else { return };
+    let token = populate(&mut initiator, 0, &[(0, 100)]).unwrap();
+    let before = whole(&mut initiator, 1, BLOCKS);
+    let end = BLOCKS - 5;
+    let unknown = Token::Data { id: [7; 32], len_bytes: 512 };
+    for (lun, token, offset, range, sense) in [
+        (1, unknown, 0, (0, 1), (5, 0x23, 4)),
+        (1, token, 100, (0, 1), (5, 0x26, 0)),
+        (1, token, 0, (0, 101), (5, 0x26, 0)),
+        (1, token, u64::MAX, (0, 1), (5, 0x26, 0)),
+        (1, token, 0, (end, 10), (5, 0x21, 0)),
+        (1, token, 0, (u64::MAX, 10), (5, 0x21, 0)),
+        (2, token, 0, (0, 1), (7, 0x27, 0)),
+        (3, token, 0, (0, 1), (5, 0x26, 0)),
+    ] {
+        assert_eq!(
+            write_token(&mut initiator, lun, token, offset, &[range]).sense,
+            Some(sense),
+            "{lun} {offset} {range:?}"
+        );
+    }
+    assert_eq!(populate(&mut initiator, 0, &[(end, 10)]).unwrap_err().sense, Some((5, 0x21, 0)));
+    assert_eq!(populate(&mut initiator, 0, &[]).unwrap_err().sense, Some((5, 0x26, 0)));
+    let cut = initiator.give(0, &token_command(0x10, 5, 20), &[0; 20]);
+    assert_eq!(cut.sense, Some((5, 0x1a, 0)));
+    let mut cdb = [0; 16];
+    (cdb[0], cdb[1], cdb[5], cdb[12]) = (op::RECEIVE_COPY_RESULTS, 7, 99, 4);
+    assert_eq!(initiator.fetch(0, &cdb, 1024).sense, Some((5, 0x24, 0)), "no such list");
+    // Who may not read the source may not use its token.
+    (0..2).for_each(|unit| drop(other.plain(unit, &[op::TEST_UNIT_READY, 0, 0, 0, 0, 0])));
+    assert_eq!(reserve(&mut other, 0, 0, 0, 9, 0), 0);
+    assert_eq!(reserve(&mut other, 1, 3, 9, 0, 0), 0, "exclusive access");
+    assert_eq!(populate(&mut initiator, 0, &[(0, 100)]).unwrap_err().status, 0x18);
+    assert_eq!(write_token(&mut initiator, 1, token, 0, &[(0, 10)]).status, 0x18);
+    assert!(whole(&mut initiator, 1, BLOCKS) == before);
+}
+
+#[test]
+fn a_long_copy_by_a_token_is_done_in_parts() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = raw_file(&dir.path().join("disk"), 1 << 30, CacheMode::PageCache);
+    let Some(served) = serve(vec![exported("disk", device)], ServerOptions::default()) else { return };
+    let mut initiator = Initiator::session(&served.socket(), Ways::default());
+    drop(initiator.plain(0, &[op::TEST_UNIT_READY, 0, 0, 0, 0, 0]));
+    fill(&mut initiator, 0, 0, 64, 3);
+    fill(&mut initiator, 0, 600_000, 64, 4);
+    let token = populate(&mut initiator, 0, &[(0, 700_000)]).unwrap();
+    let first = 1 << 20;
+    assert!(write_token(&mut initiator, 0, token, 0, &[(first, 300_000), (first + 300_000, 400_000)]).is_good());
+    let (status, blocks, _) = token_information(&mut initiator, 6);
+    assert_eq!((status, blocks), (3, 512 << 10), "256 MiB");
+    assert!(write_token(&mut initiator, 0, token, blocks, &[(first + blocks, 700_000 - blocks)]).is_good());
+    assert_eq!(token_information(&mut initiator, 6), (1, 700_000 - blocks, None));
+    let read =
+        |initiator: &mut Initiator, first: u64| initiator.fetch(0, &cdb_16(op::READ_16, 0, first, 64), 64 * 512).data;
+    for at in [0, 600_000] {
+        let data = read(&mut initiator, at);
+        assert!(data.iter().any(|&byte| byte != 0) && read(&mut initiator, first + at) == data);
+    }
+    // Zeros have a token that everyone knows.
+    assert!(write_token(&mut initiator, 0, Token::Zeros, 0, &[(0, 64), (600_000, 64)]).is_good());
+    assert!([0, 600_000].iter().all(|&at| read(&mut initiator, at).iter().all(|&byte| byte == 0)));
+    drop(served);
+    // Pieces that were zeros take no space.
+    let blocks_of_512 = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(dir.path().join("disk")).unwrap());
+    assert!(blocks_of_512 < 32 << 10, "{blocks_of_512}");
 }

@@ -174,3 +174,24 @@ fn additions_on_many_threads_are_not_lost() {
     });
     assert_eq!(*counter.lock().unwrap(), threads * rounds);
 }
+
+#[test]
+fn a_watch_is_told_of_writes() {
+    let claims = used();
+    let (mut queue, (_, may_end)) = queue(&claims);
+    queue.push(write(512, 1)).unwrap();
+    assert!(claims.watch(vec![0..512, 1000..1001]).is_none(), "it is being written");
+    may_end.set(9);
+    assert_eq!(reaped(&mut queue, 0), [1]);
+    let watches = [0..512, 512..1024, 4096..8192].map(|range| claims.watch(vec![9 << 20..10 << 20, range]).unwrap());
+    queue.push(write(512, 1)).unwrap();
+    queue.push(Request::read(0, 512, IoBuf::new(512), 2)).unwrap();
+    assert_eq!(watches.each_ref().map(|watch| watch.has_changed()), [false, true, false]);
+    let claim = claims.claim(4096..4608).unwrap();
+    assert!(claims.watch(vec![4500..4501]).is_none(), "a command may write it");
+    queue.push_claimed(write(4096, 3), claim).unwrap();
+    assert_eq!(watches.each_ref().map(|watch| watch.has_changed()), [false, true, true]);
+    drop(watches);
+    assert_eq!(reaped(&mut queue, 0), [1, 2, 3]);
+    assert!(claims.lock().watches.is_empty() && claims.count.load(SeqCst) == 0);
+}
