@@ -20,7 +20,9 @@ use diskwright_iscsi::{
         copy::CopyList,
         mode,
         persistent::ChangeList,
-        report, unit_of, unmap,
+        report,
+        token::{PopulateList, WriteList, token_in},
+        unit_of, unmap,
     },
     wire::{
         Counters, DataIn, DataOut, HEADER_BYTES, Header, LoginReply, LoginRequest, LoginStatus, Opcode,
@@ -77,6 +79,13 @@ pub fn iscsi_wire(data: &[u8]) {
     if let Ok(list) = CopyList::decode(data) {
         assert_eq!(CopyList::decode(&list.encode()), Ok(list));
     }
+    if let Ok(list) = PopulateList::decode(data) {
+        assert_eq!(PopulateList::decode(&list.encode()), Ok(list));
+    }
+    if let Ok(list) = WriteList::decode(data) {
+        assert_eq!(WriteList::decode(&list.encode()), Ok(list));
+    }
+    let _ = token_in(data);
     let disk = disk();
     let _ = (ChangeList::decode(data), mode::select(&disk, data, false), mode::select(&disk, data, true));
     assert!(text::pairs(data).count() <= data.len() + 1);
