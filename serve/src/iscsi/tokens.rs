@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(data.len_bytes(), 4096 + 512 + 10000);
         assert_eq!(data.within(0..u64::MAX), data.ranges);
         assert_eq!(data.within(4000..4200), [8096..8192, 0..104]);
-        assert_eq!(data.within(4608..4609), [10000..10001]);
+        assert_eq!(data.within(4608..4610).first(), Some(&(10000..10002)));
         assert!(data.within(14608..20000).is_empty() && data.within(7..7).is_empty());
     }
 

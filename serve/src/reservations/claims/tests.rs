@@ -188,7 +188,7 @@ fn a_watch_is_told_of_writes() {
     queue.push(Request::read(0, 512, IoBuf::new(512), 2)).unwrap();
     assert_eq!(watches.each_ref().map(|watch| watch.has_changed()), [false, true, false]);
     let claim = claims.claim(4096..4608).unwrap();
-    assert!(claims.watch(vec![4500..4501]).is_none(), "a command may write it");
+    assert!(claims.watch(vec![4500..4501, 9..10]).is_none(), "a command may write it");
     queue.push_claimed(write(4096, 3), claim).unwrap();
     assert_eq!(watches.each_ref().map(|watch| watch.has_changed()), [false, true, true]);
     drop(watches);
