@@ -95,7 +95,8 @@ impl Core<Iscsi> {
         SystemRandom::new().fill(&mut id).map_err(|_| Outcome::Failed(Sense::INTERNAL))?;
         // Data that are being written are neither the old nor the new ones.
         let watch = claims.watch(ranges.clone()).ok_or(Outcome::Status(status::BUSY))?;
-        let data = TokenData { export: export.name.clone(), ranges, block_bytes: disk.block_bytes, watch };
+        let device = Arc::downgrade(&export.device);
+        let data = TokenData { device, ranges, block_bytes: disk.block_bytes, watch };
         self.shared.tokens.add(id, data, list.timeout_s);
         Ok((Token::Data { id, len_bytes }, blocks))
     }
@@ -159,7 +160,10 @@ impl Core<Iscsi> {
             if end_bytes > data.len_bytes() {
                 return Err(Sense::INVALID_PARAMETER);
             }
-            let of = |index: &usize| self.exports.here(*index).is_some_and(|export| export.name == data.export);
+            let of = |index: &usize| {
+                let device = self.exports.here(*index).map(|export| Arc::downgrade(&export.device));
+                device.is_some_and(|device| device.ptr_eq(&data.device))
+            };
             let source = (0..self.exports.indexes()).find(of).ok_or(Sense::TOKEN_REVOKED)?;
             let mut to_bytes = range.start;
             for from in data.within(at_bytes..at_bytes + len_bytes) {

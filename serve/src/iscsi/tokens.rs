@@ -2,14 +2,16 @@
 //!
 //! A token stands for data as they were when it was made. The target keeps no copy of them: a watch
 //! notices when they change, and the token is of no use from then on. A token that is not used for
-//! its time is forgotten. Tokens hold for all sessions of the server, and end with it.
+//! its time is forgotten. Tokens hold for all sessions of the server, and end with it, or with
+//! their disk.
 
 use crate::reservations::Watch;
 use diskwright_iscsi::scsi::{Sense, token};
+use diskwright_store::BlockDevice;
 use std::{
     collections::BTreeMap,
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
@@ -19,8 +21,8 @@ const TOKENS_MAX: usize = 1024;
 /// What a token stands for.
 #[derive(Debug, Clone)]
 pub(super) struct TokenData {
-    /// The name of the export.
-    pub(super) export: String,
+    /// The disk, which may have been removed since, and another one added by its name.
+    pub(super) device: Weak<dyn BlockDevice>,
     /// In bytes of the disk.
     pub(super) ranges: Vec<Range<u64>>,
     pub(super) block_bytes: u32,
@@ -108,12 +110,15 @@ impl Tokens {
 mod tests {
     use super::*;
     use crate::reservations::Claims;
+    use diskwright_store::{MemoryStore, RawDevice};
 
     fn data() -> TokenData {
         let claims = Arc::new(Claims::default());
         let ranges = vec![4096..8192, 0..512, 10000..20000];
         let watch = claims.watch(ranges.clone()).unwrap();
-        TokenData { export: "d".into(), ranges, block_bytes: 512, watch }
+        let store = Arc::new(MemoryStore::with_bytes("memory", vec![0; 512]));
+        let device: Arc<dyn BlockDevice> = Arc::new(RawDevice::new(store, true, 512).unwrap());
+        TokenData { device: Arc::downgrade(&device), ranges, block_bytes: 512, watch }
     }
 
     #[test]
