@@ -47,7 +47,10 @@ mod tokens;
 mod transfers;
 mod units;
 
-use crate::net::{Export, Listener, ServeError, Server, ServerOptions};
+use crate::{
+    net::{Export, Listener, ServeError, Server, ServerOptions},
+    reservations::Noted,
+};
 pub use diskwright_iscsi::wire::{DEFAULT_PORT, check_name as check_target};
 use shared::Shared;
 use state::Iscsi;
@@ -69,7 +72,7 @@ pub fn start(
         return Err(ServeError::NoTls);
     }
     check_target(target).map_err(|reason| ServeError::Name { name: target.to_owned(), reason })?;
-    options.reservations.use_claims();
+    options.reservations.note(Noted::All);
     let shared = Shared::new(target, Arc::clone(&options.reservations), options.secrets.clone());
     Server::start::<Iscsi>(shared, exports, listeners, options)
 }

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     net::{connection::Connection, core::Core, flights::ClientRequest},
-    reservations::{Change, Kind, Refusal, Seat},
+    reservations::{Change, Kind, Refusal, Reservations, Seat},
 };
 use diskwright_iscsi::scsi::{
     Sense,
@@ -109,11 +109,7 @@ impl Core<Iscsi> {
 
     /// Answers preemptions for which no request of those shut out is in flight any more.
     pub(super) fn look_for_drained(&mut self, conn: &mut Connection<Iscsi>) {
-        let draining = std::mem::take(&mut conn.session.draining);
-        let (late, drained): (Vec<_>, Vec<_>) =
-            draining.into_iter().partition(|(_, reservations)| Arc::clone(reservations).has_late_requests());
-        conn.session.draining = late;
-        for (asked, _) in drained {
+        for asked in Reservations::take_drained(&mut conn.session.draining) {
             self.finish(conn, &asked, Outcome::Good);
         }
     }
@@ -121,23 +117,13 @@ impl Core<Iscsi> {
 
 /// The code of a kind (SPC-4, table 66).
 fn code_of(kind: Kind) -> u8 {
-    let at = KINDS.iter().position(|one| *one == kind).unwrap_or(0);
+    let at = Kind::ALL.iter().position(|one| *one == kind).unwrap_or(0);
     persistent::TYPES[at]
 }
 
 fn kind_of(code: u8) -> Option<Kind> {
-    persistent::TYPES.iter().position(|one| *one == code).map(|at| KINDS[at])
+    persistent::TYPES.iter().position(|one| *one == code).map(|at| Kind::ALL[at])
 }
-
-/// The kinds in the order of [`persistent::TYPES`].
-const KINDS: [Kind; 6] = [
-    Kind::WriteExclusive,
-    Kind::ExclusiveAccess,
-    Kind::WriteExclusiveRegistrants,
-    Kind::ExclusiveAccessRegistrants,
-    Kind::WriteExclusiveAll,
-    Kind::ExclusiveAccessAll,
-];
 
 fn refused(refusal: Refusal) -> Outcome {
     match refusal {

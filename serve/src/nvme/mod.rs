@@ -46,7 +46,10 @@ mod seats;
 mod session;
 mod state;
 
-use crate::net::{Export, Listener, ServeError, Server, ServerOptions};
+use crate::{
+    net::{Export, Listener, ServeError, Server, ServerOptions},
+    reservations::Noted,
+};
 use controller::Shared;
 pub use diskwright_nvme::wire::{DEFAULT_PORT, check_nqn};
 use state::Nvme;
@@ -74,5 +77,6 @@ pub fn start(
         diskwright_nvme::key::Key::parse(&one.secret_text())
             .ok_or_else(|| ServeError::Secret { name: one.name().to_owned() })?;
     }
+    options.reservations.note(Noted::Outsiders);
     Server::start::<Nvme>(Shared::new(subsystem, secrets), exports, listeners, options)
 }

@@ -17,22 +17,13 @@ use diskwright_nvme::wire::{
 };
 use std::sync::Arc;
 
-/// The kinds of reservations; the type in commands is the index plus 1.
-const KINDS: [Kind; 6] = [
-    Kind::WriteExclusive,
-    Kind::ExclusiveAccess,
-    Kind::WriteExclusiveRegistrants,
-    Kind::ExclusiveAccessRegistrants,
-    Kind::WriteExclusiveAll,
-    Kind::ExclusiveAccessAll,
-];
-
+/// The kind of a type in commands, which is the index plus 1.
 fn kind_of(code: u8) -> Option<Kind> {
-    KINDS.get(usize::from(code).checked_sub(1)?).copied()
+    Kind::ALL.get(usize::from(code).checked_sub(1)?).copied()
 }
 
 fn code_of(kind: Kind) -> u8 {
-    KINDS.iter().position(|one| *one == kind).map_or(0, |index| index as u8 + 1)
+    Kind::ALL.iter().position(|one| *one == kind).map_or(0, |index| index as u8 + 1)
 }
 
 impl Core<Nvme> {
@@ -74,11 +65,7 @@ impl Core<Nvme> {
 
     /// Answers preemptions for which no request of those shut out is in flight any more.
     pub(super) fn look_for_drained(&mut self, conn: &mut Connection<Nvme>) {
-        let draining = std::mem::take(&mut conn.session.draining);
-        let is_late = |(_, reservations): &(_, Arc<Reservations>)| reservations.has_late_requests();
-        let (late, drained): (Vec<_>, Vec<_>) = draining.into_iter().partition(is_late);
-        conn.session.draining = late;
-        for (asked, _) in drained {
+        for asked in Reservations::take_drained(&mut conn.session.draining) {
             self.finish(conn, &asked, Status::SUCCESS);
         }
     }

@@ -22,6 +22,7 @@ use crate::net::{
     connection::{Connection, Incoming, State},
     core::{Core, Protocol},
     flights::{ClientRequest, Contents},
+    outbox::Share,
     protocol::{SessionEnd, Stage},
     settings::TlsNeed,
 };
@@ -149,6 +150,8 @@ impl Protocol for Nvme {
         let parked: Vec<_> = parked.into_iter().filter_map(|slot| session.parked.remove(slot).flatten()).collect();
         let checking = session.checking.take();
         session.waiting.clear();
+        let draining = std::mem::take(&mut session.draining);
+        draining.iter().for_each(|(asked, _)| conn.share.sub(Share::of(asked.held_bytes)));
         for incoming in parked.into_iter().chain(checking) {
             conn.forget(incoming, &mut core.pool);
         }

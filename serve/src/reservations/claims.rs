@@ -11,8 +11,8 @@
 //! token ends when the data have changed that the token stands for.
 //!
 //! All doors of a disk have the same [`Claims`], and each of their queues is a [`ClaimedQueue`].
-//! Writes are noted only if a door that claims is among them ([`Claims::use_them`]). Without one a
-//! write costs one atomic load.
+//! Which writes are noted depends on the doors ([`Noted`]). A write that is not noted costs one
+//! atomic load.
 //!
 //! Why nothing slips through: a write is noted before it looks for claims, and a claim is listed
 //! before it looks for writes. So at least one of the two sees the other. If both do, the claim is
@@ -28,7 +28,7 @@ use std::{
     ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering::SeqCst},
     },
     thread,
     time::Duration,
@@ -38,10 +38,23 @@ use std::{
 /// as a read and a write.
 const AGAIN_AFTER: Duration = Duration::from_micros(100);
 
+/// Which writes are noted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Noted {
+    #[default]
+    None,
+    /// A door is open by which disks are reserved: those of clients that take no part in it, for
+    /// which a preemption waits.
+    Outsiders,
+    /// A door is open that claims bytes: all.
+    All,
+}
+
 /// The claimed bytes of a disk, and its writes in flight.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
-    is_used: AtomicBool,
+    /// A value of [`Noted`].
+    noted: AtomicU8,
     /// Number of claims and watches.
     count: AtomicUsize,
     inside: Mutex<Inside>,
@@ -73,9 +86,9 @@ fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
 }
 
 impl Claims {
-    /// A door that claims bytes is opened. Writes that are in flight now are not seen by claims.
-    pub(crate) fn use_them(&self) {
-        self.is_used.store(true, SeqCst);
+    /// From now on at least these writes are noted. Those that are in flight now are not.
+    pub(crate) fn note(&self, noted: Noted) {
+        self.noted.fetch_max(noted as u8, SeqCst);
     }
 
     /// Claims bytes. `None` if another command has claimed some of them, or writes them now.
@@ -277,7 +290,8 @@ impl BlockQueue for ClaimedQueue {
     }
 
     fn push(&mut self, request: Request) -> Result<(), Box<PushError>> {
-        if !writes(request.operation) || !self.claims.is_used.load(SeqCst) {
+        let from = if self.notes.is_outsiders { Noted::Outsiders } else { Noted::All };
+        if !writes(request.operation) || self.claims.noted.load(SeqCst) < from as u8 {
             return self.inner.push(request);
         }
         if !self.held.is_empty() && self.in_flight() >= self.depth() {

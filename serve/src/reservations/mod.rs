@@ -21,7 +21,7 @@ mod file;
 mod seat;
 mod state;
 
-pub(crate) use claims::{Claim, ClaimedQueue, Claims, Watch};
+pub(crate) use claims::{Claim, ClaimedQueue, Claims, Noted, Watch};
 pub use file::FileError;
 pub(crate) use seat::{Counted, Seat};
 pub(crate) use state::{Change, Event, Kind, Refusal, State};
@@ -32,7 +32,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
 
@@ -45,8 +45,8 @@ const NOBODY: &str = "";
 pub struct ReservationTable {
     /// Where those are kept that shall last.
     dir: Option<PathBuf>,
-    /// Whether a door that claims bytes is open.
-    has_claims: AtomicBool,
+    /// Which writes of the disks are noted.
+    noted: Mutex<Noted>,
     disks: Mutex<BTreeMap<String, Arc<Reservations>>>,
 }
 
@@ -75,17 +75,16 @@ impl ReservationTable {
     /// The reservations of a disk.
     pub(crate) fn of(&self, name: &str) -> Arc<Reservations> {
         let reservations = Arc::clone(self.lock().entry(name.to_owned()).or_default());
-        if self.has_claims.load(Ordering::SeqCst) {
-            reservations.claims.use_them();
-        }
+        reservations.claims.note(*self.noted.lock().unwrap_or_else(PoisonError::into_inner));
         reservations
     }
 
-    /// A door is about to be opened that claims bytes of disks. To be called before any other door
-    /// is open.
-    pub(crate) fn use_claims(&self) {
-        self.has_claims.store(true, Ordering::SeqCst);
-        self.lock().values().for_each(|reservations| reservations.claims.use_them());
+    /// A door is about to be opened for which at least these writes must be noted. To be called
+    /// before a door is open whose clients take no part in reservations.
+    pub(crate) fn note(&self, noted: Noted) {
+        let mut all = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+        *all = noted.max(*all);
+        self.lock().values().for_each(|reservations| reservations.claims.note(noted));
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Reservations>>> {
@@ -226,6 +225,12 @@ impl Reservations {
         })
     }
 
+    /// Takes the preemptions for which no request is waited for any more.
+    pub(crate) fn take_drained<T>(draining: &mut Vec<(T, Arc<Self>)>) -> Vec<T> {
+        let drained = draining.extract_if(.., |(_, reservations)| !reservations.has_late_requests());
+        drained.map(|(preemption, _)| preemption).collect()
+    }
+
     /// The reservations as they are.
     pub(crate) fn state(&self) -> State {
         self.lock().state.clone()
@@ -277,7 +282,7 @@ mod tests {
     fn writes_of_those_who_cannot_register_are_seen() {
         let table = ReservationTable::default();
         let disk = table.of("d");
-        table.use_claims();
+        table.note(Noted::Outsiders);
         let mut queue = memory_queue(disk.claims(), true);
         queue.push(Request::write(0, 512, IoBuf::new(512), 0)).unwrap();
         assert!(!disk.has_late_requests());

@@ -24,6 +24,16 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    /// All kinds, in the order of their codes in SCSI and in NVMe.
+    pub(crate) const ALL: [Self; 6] = [
+        Self::WriteExclusive,
+        Self::ExclusiveAccess,
+        Self::WriteExclusiveRegistrants,
+        Self::ExclusiveAccessRegistrants,
+        Self::WriteExclusiveAll,
+        Self::ExclusiveAccessAll,
+    ];
+
     /// Whether all that are registered hold the reservation.
     pub(crate) fn is_of_all(self) -> bool {
         matches!(self, Self::WriteExclusiveAll | Self::ExclusiveAccessAll)
@@ -307,15 +317,6 @@ impl State {
 mod tests {
     use super::*;
 
-    const KINDS: [Kind; 6] = [
-        Kind::WriteExclusive,
-        Kind::ExclusiveAccess,
-        Kind::WriteExclusiveRegistrants,
-        Kind::ExclusiveAccessRegistrants,
-        Kind::WriteExclusiveAll,
-        Kind::ExclusiveAccessAll,
-    ];
-
     fn registered(keys: &[(&str, u64)]) -> State {
         let mut state = State::default();
         for &(participant, key) in keys {
@@ -336,7 +337,7 @@ mod tests {
             (all, all, reads),
             (all, all, none),
         ];
-        for (kind, (a, b, c)) in KINDS.into_iter().zip(expected) {
+        for (kind, (a, b, c)) in Kind::ALL.into_iter().zip(expected) {
             let mut state = registered(&[("a", 1), ("b", 2)]);
             state.change("a", &Change::Reserve { key: 1, kind }).unwrap();
             assert_eq!((state.allows("a"), state.allows("b"), state.allows("c")), (a, b, c), "{kind:?}");
@@ -359,7 +360,7 @@ mod tests {
     #[test]
     fn a_reservation_ends_with_its_holder() {
         let unregister = Change::Register { expected: None, key: 0, lasts: false };
-        for kind in KINDS {
+        for kind in Kind::ALL {
             let mut state = registered(&[("a", 1), ("b", 2)]);
             state.change("a", &Change::Reserve { key: 1, kind }).unwrap();
             let told = state.change("a", &unregister).unwrap();

@@ -7,6 +7,7 @@ use crate::{
     },
     vhost_user::Slow,
 };
+use diskwright_nbd::{NbdDevice, NbdUri};
 use diskwright_nvme::wire::{
     Command, Status, admin,
     command::feature,
@@ -14,12 +15,12 @@ use diskwright_nvme::wire::{
     reservation::{self, Action, Lasting, Registrant, Report, Reserve},
 };
 use diskwright_serve::{
-    ThreadError,
+    ThreadError, nbd,
     net::{Address, Export, Listener, ServeError, ServerOptions},
     nvme,
     reservations::ReservationTable,
 };
-use diskwright_store::BlockDevice;
+use diskwright_store::{BlockDevice, Blocking, EngineKind};
 use std::{
     sync::{Arc, atomic::Ordering},
     thread,
@@ -277,6 +278,47 @@ fn a_preemption_that_aborts_waits_for_writes_in_flight() {
     ended.sort_by_key(|(of, _)| *of != cid);
     assert_eq!(ended, [(cid, Status::SUCCESS), (late, Status::RESERVATION_CONFLICT)]);
     assert_eq!(b.read(1, 0, 1).unwrap(), [7; 512]);
+}
+
+/// NBD clients cannot register. A node that writes by NBD is waited for all the same.
+#[test]
+fn a_preemption_waits_for_writes_by_nbd_and_its_host_may_vanish_meanwhile() {
+    let disk = Slow::over(memory(1 << 20, true));
+    let as_device: Arc<dyn BlockDevice> = disk.clone();
+    let table = Arc::new(ReservationTable::default());
+    let Some(served) = serve(&as_device, Arc::clone(&table)) else { return };
+    let socket = served.dir.path().join("nbd");
+    let listener = Listener::bind(&Address::Unix(socket.clone())).unwrap();
+    let export = Export { name: "disk".into(), description: String::new(), device: as_device };
+    let options = ServerOptions { reservations: table, ..ServerOptions::default() };
+    let _nbd = nbd::start(vec![export], vec![listener], options).unwrap();
+    let ((_a, mut a), (admin, mut b)) = (host(&served, 1), host(&served, 2));
+    assert_eq!(ask(&mut a, command(Action::Register, 0), (0, 11)), Status::SUCCESS);
+    assert_eq!(ask(&mut b, command(Action::Register, 0), (0, 22)), Status::SUCCESS);
+    let device = NbdDevice::open(&NbdUri::unix(socket, "disk"), true).unwrap();
+    disk.held.store(true, Ordering::SeqCst);
+    thread::scope(|scope| {
+        let writing = scope.spawn(|| Blocking::open(&device, EngineKind::Auto).unwrap().write(0, &[7; 512], false));
+        eventually("the write reaches the disk", || disk.durable.lock().unwrap().len() == 1);
+        // The disk is reserved by a, and then by b.
+        assert_eq!(ask(&mut a, command(Action::Acquire, 1), (11, 0)), Status::SUCCESS);
+        let preempting = scope.spawn(|| ask(&mut a, command(Action::PreemptAndAbort, 1), (11, 22)));
+        thread::sleep(Duration::from_millis(700));
+        let is_early = preempting.is_finished();
+        // Another preemption waits, and its host vanishes.
+        let (again, data) = send(command(Action::Register, 0), (0, 22), true);
+        let registered = b.ask(again, &data).0.status;
+        let (preempt, data) = send(command(Action::PreemptAndAbort, 1), (22, 11), true);
+        b.send(preempt, &data);
+        thread::sleep(Duration::from_millis(100));
+        drop((admin, b));
+        thread::sleep(Duration::from_millis(600));
+        disk.held.store(false, Ordering::SeqCst);
+        assert!(!is_early && registered.is_success(), "a write by NBD is in flight");
+        assert_eq!(preempting.join().unwrap(), Status::SUCCESS);
+        writing.join().unwrap().unwrap();
+    });
+    eventually("the connections of the host have ended", || served.server().metrics().totals().connections == 2);
 }
 
 #[test]

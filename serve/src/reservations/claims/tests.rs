@@ -50,7 +50,7 @@ fn queue(claims: &Arc<Claims>) -> (ClaimedQueue, Within) {
 
 fn used() -> Arc<Claims> {
     let claims = Arc::new(Claims::default());
-    claims.use_them();
+    claims.note(Noted::All);
     claims
 }
 
@@ -140,11 +140,21 @@ fn a_full_queue_refuses_and_a_refused_write_is_not_noted() {
 }
 
 #[test]
-fn without_a_door_that_claims_nothing_is_noted() {
+fn only_what_the_doors_need_is_noted() {
     let claims = Arc::new(Claims::default());
-    let (mut queue, _) = queue(&claims);
-    queue.push(write(0, 1)).unwrap();
-    assert!(!claims.have_outsiders_writes() && queue.noted == 0);
+    let (mut outsiders, _) = queue(&claims);
+    let mut others = ClaimedQueue::over(Box::new(Slow::default()), Arc::clone(&claims), None, false);
+    let mut noted = |tag: u64| {
+        outsiders.push(write(0, tag)).unwrap();
+        others.push(write(0, tag)).unwrap();
+        (outsiders.noted, others.noted)
+    };
+    assert_eq!(noted(1), (0, 0));
+    claims.note(Noted::Outsiders);
+    assert_eq!(noted(2), (1, 0));
+    claims.note(Noted::All);
+    claims.note(Noted::Outsiders);
+    assert_eq!(noted(3), (2, 1));
 }
 
 /// Commands on many threads add one to a number, which they read and write with the lock free in
