@@ -6,7 +6,8 @@ use crate::{
         iscsi_initiator::{Ended, Initiator, Ways, cdb_16},
         memory, raw_file,
     },
-    iscsi::{exported, reserve, serve},
+    iscsi::{exported, serve},
+    iscsi_reservations::reserve,
 };
 use diskwright_iscsi::scsi::{
     op,

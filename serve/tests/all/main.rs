@@ -20,6 +20,7 @@ mod inside_export;
 mod iscsi;
 mod iscsi_client;
 mod iscsi_copy;
+mod iscsi_reservations;
 mod limits;
 mod nbd;
 mod nvme;
