@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::{
     fmt, fs,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
     time::Instant,
 };
 
@@ -192,9 +193,15 @@ fn takes_idle_pages_by(sys: &Path) -> bool {
 }
 
 /// Resident memory of this process in bytes: current and peak.
+///
+/// The kernel keeps both figures per processor and records its peak from an inexact sum, so its
+/// peak can be lower than a current figure that was read before. The peak returned here never is.
 pub fn resident_bytes() -> (u64, u64) {
+    static HIGHEST_BYTES: AtomicU64 = AtomicU64::new(0);
     let status = read("/proc/self/status");
-    (kib_field(&status, "VmRSS:") << 10, kib_field(&status, "VmHWM:") << 10)
+    let now_bytes = kib_field(&status, "VmRSS:") << 10;
+    let highest_bytes = now_bytes.max(kib_field(&status, "VmHWM:") << 10);
+    (now_bytes, HIGHEST_BYTES.fetch_max(highest_bytes, Ordering::Relaxed).max(highest_bytes))
 }
 
 fn read(path: impl AsRef<Path>) -> String {
@@ -350,6 +357,7 @@ mod tests {
         let place = Place::detect(&std::env::temp_dir());
         assert!(!place.file_system.is_empty() && place.path.starts_with(&place.mount_point), "{place:?}");
         let (now, peak) = resident_bytes();
-        assert!(now > 0 && peak >= now);
+        let (later, later_peak) = resident_bytes();
+        assert!(now > 0 && peak >= now && later_peak >= peak && later_peak >= later);
     }
 }
