@@ -4,7 +4,7 @@
 //!   session ─▶ Reservations::change ─▶ State (state.rs) ─▶ file (file.rs), if they shall last
 //!   session ─▶ Access, from its cache while the version stays the same
 //!   session ─▶ Claims (claims.rs)         bytes for one command, and the writes in flight
-//!   session ─▶ Reservations::take_events      what another one has done to its registration
+//!   session ─▶ Seat::take_events           what another one has done to its registration
 //! ```
 //!
 //! Clusters use reservations to keep a node that has failed from writing. A participant registers a
@@ -28,7 +28,7 @@ pub(crate) use state::{Change, Event, Kind, Refusal, State};
 
 use file::File;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
@@ -104,9 +104,38 @@ pub(crate) struct Reservations {
 struct Inside {
     state: State,
     file: Option<File>,
-    events: BTreeMap<String, Vec<Event>>,
-    /// How many sessions of each participant have requests in flight.
-    in_flight: BTreeMap<String, Weak<AtomicU32>>,
+    participants: BTreeMap<String, Participant>,
+}
+
+/// What the seats of a participant share.
+#[derive(Debug, Default)]
+struct Participant {
+    /// How many of its seats have requests in flight. The seats keep it.
+    in_flight: Weak<AtomicU32>,
+    /// What others did to its registration: the last ones.
+    events: VecDeque<Event>,
+    /// Number of events so far.
+    total: u64,
+    /// Number of events that a seat has taken. A new seat takes those that no seat has taken.
+    taken: u64,
+}
+
+impl Participant {
+    /// Events that are kept for a seat that does not take them.
+    const EVENTS_MAX: usize = 64;
+
+    fn tell(&mut self, event: Event) {
+        if self.events.len() == Self::EVENTS_MAX {
+            self.events.pop_front();
+        }
+        self.events.push_back(event);
+        self.total += 1;
+    }
+
+    /// Whether it has no seat, and nothing to be told to the next one.
+    fn is_idle(&self) -> bool {
+        self.in_flight.strong_count() == 0 && self.taken == self.total
+    }
 }
 
 /// What a participant may do now.
@@ -118,8 +147,8 @@ pub(crate) struct Access {
     pub(crate) is_shut: bool,
     /// The version of the reservations for which this is true.
     version: u64,
-    /// Whether there is something to tell the participant.
-    pub(crate) has_events: bool,
+    /// Number of events of the participant so far.
+    events: u64,
 }
 
 /// A version that no reservations have.
@@ -128,7 +157,7 @@ const NEVER: u64 = u64::MAX;
 impl Default for Access {
     /// What must be looked up.
     fn default() -> Self {
-        Self { reads: false, writes: false, is_shut: true, version: NEVER, has_events: false }
+        Self { reads: false, writes: false, is_shut: true, version: NEVER, events: 0 }
     }
 }
 
@@ -161,17 +190,17 @@ impl Reservations {
         let version = self.version.load(Ordering::SeqCst);
         let (reads, writes) = inside.state.allows(participant);
         let is_shut = inside.state.is_shut_for(participant);
-        Access { reads, writes, is_shut, version, has_events: inside.events.contains_key(participant) }
+        let events = inside.participants.get(participant).map_or(0, |participant| participant.total);
+        Access { reads, writes, is_shut, version, events }
     }
 
-    /// Takes what is to be told to the participant.
-    pub(crate) fn take_events(&self, participant: &str) -> Vec<Event> {
+    /// Takes the participant's events after the first `seen`, and brings `seen` up to date.
+    fn take_events(&self, participant: &str, seen: &mut u64) -> Vec<Event> {
         let mut inside = self.lock();
-        let events = inside.events.remove(participant).unwrap_or_default();
-        if !events.is_empty() {
-            self.version.fetch_add(1, Ordering::SeqCst);
-        }
-        events
+        let Some(participant) = inside.participants.get_mut(participant) else { return Vec::new() };
+        let new = participant.total.saturating_sub(*seen).min(participant.events.len() as u64) as usize;
+        (*seen, participant.taken) = (participant.total, participant.total);
+        participant.events.iter().skip(participant.events.len() - new).copied().collect()
     }
 
     /// Changes the reservations. A change that shall last is in the file when this returns.
@@ -194,22 +223,21 @@ impl Reservations {
         }
         inside.state = next;
         for (participant, event) in events {
-            inside.events.entry(participant).or_default().push(event);
+            inside.participants.entry(participant).or_default().tell(event);
         }
         self.version.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
 
-    /// The counter of a participant's sessions with requests in flight, which these keep.
-    pub(crate) fn in_flight_of(&self, participant: &str) -> Arc<AtomicU32> {
+    /// The counter of a participant's seats with requests in flight, for a new seat, and the number
+    /// of events that it need not take.
+    fn seat_of(&self, participant: &str) -> (Arc<AtomicU32>, u64) {
         let mut inside = self.lock();
-        inside.in_flight.retain(|_, counter| counter.strong_count() > 0);
-        if let Some(counter) = inside.in_flight.get(participant).and_then(Weak::upgrade) {
-            return counter;
-        }
-        let counter = Arc::default();
-        inside.in_flight.insert(participant.to_owned(), Arc::downgrade(&counter));
-        counter
+        inside.participants.retain(|_, participant| !participant.is_idle());
+        let participant = inside.participants.entry(participant.to_owned()).or_default();
+        let counter = participant.in_flight.upgrade().unwrap_or_default();
+        participant.in_flight = Arc::downgrade(&counter);
+        (counter, participant.taken)
     }
 
     /// Whether a request is in flight of a participant that may not write, or a write of a client
@@ -219,9 +247,9 @@ impl Reservations {
         if !inside.state.allows(NOBODY).1 && self.claims.have_outsiders_writes() {
             return true;
         }
-        inside.in_flight.iter().any(|(participant, counter)| {
-            let (_, writes) = inside.state.allows(participant);
-            !writes && counter.upgrade().is_some_and(|counter| counter.load(Ordering::SeqCst) > 0)
+        inside.participants.iter().any(|(name, participant)| {
+            let (_, writes) = inside.state.allows(name);
+            !writes && participant.in_flight.upgrade().is_some_and(|counter| counter.load(Ordering::SeqCst) > 0)
         })
     }
 
@@ -251,7 +279,7 @@ mod tests {
         let table = ReservationTable::default();
         let disk = table.of("d");
         let at_first = disk.access("a", Access::default());
-        assert!(at_first.reads && at_first.writes && !at_first.has_events);
+        assert!(at_first.reads && at_first.writes);
         assert_eq!(disk.access("a", at_first), at_first);
         disk.change("b", &register(2, false)).unwrap();
         disk.change("b", &Change::Reserve { key: 2, kind: Kind::ExclusiveAccess }).unwrap();
@@ -266,7 +294,7 @@ mod tests {
     #[test]
     fn requests_of_those_shut_out_are_seen() {
         let disk = Reservations::default();
-        let (a, b) = (disk.in_flight_of("a"), disk.in_flight_of("b"));
+        let ((a, _), (b, _)) = (disk.seat_of("a"), disk.seat_of("b"));
         a.fetch_add(1, Ordering::Relaxed);
         b.fetch_add(1, Ordering::Relaxed);
         assert!(!disk.has_late_requests());
@@ -275,7 +303,7 @@ mod tests {
         assert!(disk.has_late_requests());
         a.fetch_sub(1, Ordering::SeqCst);
         assert!(!disk.has_late_requests());
-        assert!(Arc::ptr_eq(&a, &disk.in_flight_of("a")));
+        assert!(Arc::ptr_eq(&a, &disk.seat_of("a").0));
     }
 
     #[test]
@@ -305,14 +333,34 @@ mod tests {
     }
 
     #[test]
-    fn what_others_do_is_told_once() {
-        let disk = Reservations::default();
+    fn what_others_do_is_told_to_each_seat_once() {
+        let disk = Arc::new(Reservations::default());
+        let seat = |participant: &str| Seat::of(&participant.into(), Arc::clone(&disk));
+        let (mut one, mut other, mut b) = (seat("a"), seat("a"), seat("b"));
         disk.change("a", &register(1, false)).unwrap();
         disk.change("b", &register(2, false)).unwrap();
         disk.change("b", &Change::Clear { key: 2 }).unwrap();
-        assert!(disk.access("a", Access::default()).has_events && !disk.access("b", Access::default()).has_events);
-        assert_eq!(disk.take_events("a"), [Event::ReservationsPreempted]);
-        assert!(!disk.access("a", Access::default()).has_events);
+        let told = [Event::ReservationsPreempted];
+        assert_eq!(one.take_events(), told);
+        assert_eq!((one.take_events(), b.take_events()), (vec![], vec![]));
+        assert_eq!(seat("a").take_events(), [], "another seat has taken it");
+        assert_eq!(other.take_events(), told);
+        assert_eq!(other.take_events(), []);
+        drop((one, other));
+        // What happens while a participant has no seat is told to the next one.
+        disk.change("a", &register(1, false)).unwrap();
+        disk.change("b", &register(2, false)).unwrap();
+        for _ in 0..100 {
+            disk.change("b", &Change::Clear { key: 2 }).unwrap();
+            disk.change("a", &register(1, false)).unwrap();
+            disk.change("b", &register(2, false)).unwrap();
+        }
+        let mut next = seat("a");
+        assert_eq!(next.take_events(), vec![Event::ReservationsPreempted; Participant::EVENTS_MAX]);
+        assert_eq!(next.take_events(), []);
+        drop(next);
+        drop(seat("c"));
+        assert_eq!(disk.lock().participants.keys().collect::<Vec<_>>(), ["b", "c"], "a has nothing to be told");
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub(crate) struct Seat {
     participant: Arc<str>,
     reservations: Arc<Reservations>,
     access: Access,
+    /// Number of the participant's events that this seat has taken, or need not take.
+    events_seen: u64,
     in_flight: Rc<InFlight>,
 }
 
@@ -44,8 +46,9 @@ impl InFlight {
 impl Seat {
     /// For a participant that can register.
     pub(crate) fn of(participant: &Arc<str>, reservations: Arc<Reservations>) -> Self {
-        let in_flight = InFlight::of(reservations.in_flight_of(participant));
-        Self { participant: Arc::clone(participant), reservations, access: Access::default(), in_flight }
+        let (seats, events_seen) = reservations.seat_of(participant);
+        let (participant, access, in_flight) = (Arc::clone(participant), Access::default(), InFlight::of(seats));
+        Self { participant, reservations, access, events_seen, in_flight }
     }
 
     /// For a client that cannot.
@@ -54,6 +57,7 @@ impl Seat {
             participant: NOBODY.into(),
             reservations,
             access: Access::default(),
+            events_seen: 0,
             in_flight: InFlight::of(Arc::default()),
         }
     }
@@ -87,9 +91,12 @@ impl Seat {
         self.reservations.state().key_of(&self.participant)
     }
 
-    /// Takes what others have done to the participant's registration.
+    /// Takes what others have done to the participant's registration. Each seat takes it.
     pub(crate) fn take_events(&mut self) -> Vec<Event> {
-        if self.access().has_events { self.reservations.take_events(&self.participant) } else { Vec::new() }
+        if self.access().events == self.events_seen {
+            return Vec::new();
+        }
+        self.reservations.take_events(&self.participant, &mut self.events_seen)
     }
 
     /// Counts a request. It must be counted before [`Seat::may`] is asked: who preempts the

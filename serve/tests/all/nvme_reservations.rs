@@ -200,6 +200,7 @@ fn each_kind_lets_in_whom_the_specification_says() {
 fn a_host_is_told_what_others_do() {
     let Some(served) = served() else { return };
     let ((_a, mut a), (mut admin, mut b)) = (host(&served, 1), host(&served, 2));
+    let (mut other_admin, _other) = host(&served, 2);
     assert_eq!(ask(&mut a, command(Action::Register, 0), (0, 11)), Status::SUCCESS);
     let register = |b: &mut Host| assert_eq!(ask(b, command(Action::Register, 0), (0, 22)), Status::SUCCESS);
     register(&mut b);
@@ -220,6 +221,7 @@ fn a_host_is_told_what_others_do() {
     assert_eq!(ask(&mut a, command(Action::Acquire, 3), (11, 0)), Status::SUCCESS);
     assert_eq!(ask(&mut a, command(Action::Release, 3), (11, 0)), Status::SUCCESS);
     assert_eq!(notice(&mut admin), (1, 2, 0, 1), "released");
+    assert_eq!(notice(&mut other_admin), (1, 2, 0, 1), "each controller of the host tells it");
     assert_eq!(ask(&mut a, command(Action::Preempt, 1), (11, 22)), Status::SUCCESS);
     assert_eq!(notice(&mut admin), (2, 1, 0, 1), "the registration was preempted");
     assert_eq!(ask(&mut b, command(Action::Acquire, 1), (22, 0)), Status::RESERVATION_CONFLICT);
