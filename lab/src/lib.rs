@@ -19,6 +19,7 @@
 //! | `targets.rs`, `chain.rs`, `child.rs` | containers; chains; one operation in a fresh process |
 //! | `peer.rs`, `server.rs`, `traffic.rs` | other programs; servers; bytes moved by the kernel |
 //! | `guest/` | a virtual machine that measures the disks that it is given |
+//! | `network.rs` | an emulated network between the load generator and servers |
 //! | `rounds.rs` | the loop of interleaved rounds: order, seeds, stop |
 //! | `cells.rs`, `ratio.rs` | measured figures; medians; ratios within rounds |
 //! | `measure.rs` | one workload on several targets |
@@ -78,6 +79,7 @@ pub mod fill;
 pub mod guest;
 mod inspect;
 pub mod measure;
+pub mod network;
 pub mod open;
 pub mod output;
 mod paper;

@@ -76,7 +76,7 @@ struct Door<'a> {
     /// A suite with another kernel.
     suite: Option<&'a str>,
     modules: &'a [&'a str],
-    program: Option<&'a str>,
+    programs: &'a [&'a str],
     served: Served<'a>,
     /// Lines of the guest's script, with `{port}`.
     attach: &'a str,
@@ -89,7 +89,7 @@ fn a_file_system_made_by_the_kernels_client_in_a_guest_is_whole_in_the_image() {
     whole_in_the_image(&Door {
         suite: None,
         modules: &["nbd"],
-        program: Some("nbd-client"),
+        programs: &["nbd-client"],
         served: Served::Ours("--nbd 127.0.0.1:{port} --insecure-writes"),
         attach: "/programs/nbd-client -N disk.vhdx -C 2 -b 512 {host} {port} /dev/nbd0 >/tmp/log 2>&1 || { cat /tmp/log; false; }",
         device: "nbd0",
@@ -106,7 +106,7 @@ fn a_file_system_made_over_smb_in_a_guest_is_whole_in_the_image() {
     whole_in_the_image(&Door {
         suite: None,
         modules: &["loop", "ccm", "ghash_generic", "gcm", "cmac", "cifs"],
-        program: None,
+        programs: &[],
         served: Served::Samba,
         attach: &mount,
         device: "loop0",
@@ -151,7 +151,7 @@ fn a_file_system_made_by_nvme_over_tcp_in_a_guest_is_whole_in_the_image() {
     let console = whole_in_the_image(&Door {
         suite: None,
         modules: &["nvme_tcp"],
-        program: Some("nvme"),
+        programs: &["nvme", "fio"],
         served: Served::Ours(&serve),
         attach: &connect,
         device: "nvme0n1",
@@ -191,7 +191,7 @@ fn a_file_system_made_by_a_newer_kernel_with_secrets_is_whole_in_the_image() {
     whole_in_the_image(&Door {
         suite: Some("trixie-backports"),
         modules: &["nvme_tcp"],
-        program: Some("mke2fs"),
+        programs: &[],
         served: Served::Ours(&serve),
         attach: &connect,
         device: "nvme0n1",
@@ -209,7 +209,7 @@ fn a_file_system_made_by_iscsi_in_a_guest_is_whole_in_the_image() {
     whole_in_the_image(&Door {
         suite: None,
         modules: &["sd_mod", "iscsi_tcp"],
-        program: Some("iscsistart"),
+        programs: &["iscsistart", "fio"],
         served: Served::Ours(&format!("--iscsi 127.0.0.1:{{port}} --iscsi-target {TARGET} --insecure-writes")),
         attach: &connect,
         device: "sda",
@@ -260,10 +260,20 @@ fn a_kernel_follows_what_serve_ctl_does_to_the_disks_of_a_target() {
     place.ok("check disk.vhdx more.vhdx");
 }
 
+/// The line of a script that writes pieces of many lengths to a device by fio, which reads them
+/// back and compares.
+fn verify(device: &str) -> String {
+    format!(
+        "/programs/fio --name=verify --filename=/dev/{device} --size=16M --rw=randwrite --bsrange=512-64k \
+         --blockalign=512 --direct=1 --ioengine=io_uring --iodepth=16 --verify=crc32c --verify_fatal=1 \
+         >/tmp/fio 2>&1 && echo GUEST: VERIFIED || cat /tmp/fio"
+    )
+}
+
 /// Returns the console, or `None` if there is no guest.
 fn whole_in_the_image(door: &Door<'_>) -> Option<String> {
     let modules: Vec<&str> = MODULES.into_iter().chain(door.modules.iter().copied()).collect();
-    let programs: Vec<&str> = ["mke2fs"].into_iter().chain(door.program).collect();
+    let programs: Vec<&str> = ["mke2fs"].into_iter().chain(door.programs.iter().copied()).collect();
     let guest = Guest::of_suite(door.suite, &modules, &programs)?;
     for program in ["e2fsck", "debugfs", "sha256sum"] {
         if find(program).is_none() {
@@ -303,6 +313,7 @@ fn whole_in_the_image(door: &Door<'_>) -> Option<String> {
         "{attach}\n\
          i=0; while [ ! -b /dev/{device} ] && [ $i -lt 100 ]; do sleep 0.1; i=$((i+1)); done\n\
          echo GUEST: size $(cat /sys/block/{device}/size) discard $(cat /sys/block/{device}/queue/discard_max_bytes)\n\
+         {verify}\n\
          /programs/mke2fs -q -t ext4 -b 4096 /dev/{device}\n\
          mount -t ext4 /dev/{device} /mnt\n\
          mkdir /mnt/a /mnt/a/b\n\
@@ -319,6 +330,7 @@ fn whole_in_the_image(door: &Door<'_>) -> Option<String> {
         attach = filled(door.attach),
         device = door.device,
         detach = door.detach,
+        verify = if door.programs.contains(&"fio") { verify(door.device) } else { "true".into() },
         trim = if trims { "fstrim /mnt" } else { "true" },
         mib = TRIMMED_BYTES >> 20
     ))?;
@@ -329,6 +341,7 @@ fn whole_in_the_image(door: &Door<'_>) -> Option<String> {
         let lines = console.lines().filter_map(|line| line.split_once("GUEST: ")?.1.strip_prefix(word));
         lines.map(|line| line.split_whitespace().map(str::to_owned).collect()).collect()
     };
+    assert_eq!(console.contains("GUEST: VERIFIED"), door.programs.contains(&"fio"), "{console}");
     let size = &said("size")[0];
     assert_eq!(size[0].parse::<u64>().unwrap() * 512, 256 << 20, "{console}");
     assert_ne!(size[2], "0", "the guest's kernel was not told that it may discard");

@@ -3,7 +3,8 @@
 
 use super::{
     initramfs::MODULES_DIR,
-    protocol::{FromGuest, PORT, Progress, Ran, ToGuest},
+    protocol::{FromGuest, GuestDisk, Progress, Ran, ToGuest},
+    reach::{self, Attached},
 };
 use crate::{LabError, Result, measure, targets::open_target};
 use diskwright_load::{
@@ -13,7 +14,7 @@ use diskwright_load::{
     record::SeriesPoint,
     run::{RunOptions, Snapshot},
 };
-use diskwright_store::{BlockDevice, CacheMode, RawDevice};
+use diskwright_store::{BlockDevice, CacheMode};
 use rustix::{
     mount::{MountFlags, mount},
     system::{RebootCommand, finit_module, reboot},
@@ -24,15 +25,10 @@ use std::{
     io::{self, BufRead, BufReader, Write},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
-    thread,
-    time::{Duration, Instant},
 };
 
 /// The argument of the child process that calls [`guest_main`].
 pub(crate) const WORD: &str = "guest";
-
-/// Longest time for a device to appear.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Measures until the host ends the guest, and then powers the guest off. To be called by process 1
 /// of a guest that [`super::Guest`] has started.
@@ -55,7 +51,7 @@ pub(crate) fn guest_main() -> Result<()> {
 
 fn serve() -> Result<()> {
     prepare().map_err(LabError::file("prepare", "the guest"))?;
-    let path = wait_for(port).ok_or_else(|| missing("its port"))?;
+    let path = reach::port()?;
     let failed = || LabError::file("open the port", &path);
     let port = OpenOptions::new().read(true).write(true).open(&path).map_err(failed())?;
     let lines = BufReader::new(port.try_clone().map_err(failed())?);
@@ -66,6 +62,7 @@ fn serve() -> Result<()> {
         port.lock().unwrap_or_else(PoisonError::into_inner).write_all(&line)
     };
     send(&FromGuest::Ready(Machine::detect())).map_err(failed())?;
+    let mut attached = Attached::default();
     for line in lines.lines() {
         let line = line.map_err(failed())?;
         let answer = match serde_json::from_str(&line) {
@@ -73,7 +70,7 @@ fn serve() -> Result<()> {
             Ok(ToGuest::Run { disk, job }) => {
                 // The host stops a run by ending the guest.
                 let watch = |snapshot: &Snapshot<'_>| send(&FromGuest::Progress(Progress::of(snapshot))).is_ok();
-                match run(&disk, &job, &watch) {
+                match run(&mut attached, &disk, &job, &watch) {
                     Ok(ran) => FromGuest::Ran(Box::new(ran)),
                     Err(LabError::Void { first, errors }) => FromGuest::Void { first, errors },
                     Err(error) => FromGuest::Failed(error.to_string()),
@@ -101,45 +98,18 @@ fn prepare() -> io::Result<()> {
             Err(errno) => eprintln!("{}: {errno}", module.display()),
         }
     }
-    Ok(())
+    reach::network_up()
 }
 
-fn wait_for<T>(find: impl Fn() -> Option<T>) -> Option<T> {
-    let begun = Instant::now();
-    loop {
-        match find() {
-            None if begun.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(20)),
-            found => return found,
-        }
-    }
-}
-
-fn missing(what: &str) -> LabError {
-    LabError::BadOptions {
-        what: format!("the guest does not find {what}"),
-        hint: "the kernel needs virtio_pci, virtio_blk and virtio_console".into(),
-    }
-}
-
-/// The first entry of a class in `/sys` whose attribute has this value, as a device file.
-fn device_with(class: &str, attribute: &str, value: &str) -> Option<PathBuf> {
-    let entries = fs::read_dir(Path::new("/sys/class").join(class)).ok()?.flatten();
-    let mut names = entries
-        .filter(|entry| fs::read_to_string(entry.path().join(attribute)).is_ok_and(|found| found.trim() == value));
-    let device = Path::new("/dev").join(names.next()?.file_name());
-    device.exists().then_some(device)
-}
-
-fn port() -> Option<PathBuf> {
-    device_with("virtio-ports", "name", PORT)
-}
-
-fn run(serial: &str, job: &Job, watch: &(impl Fn(&Snapshot<'_>) -> bool + Sync)) -> Result<Ran> {
-    let path =
-        wait_for(|| device_with("block", "serial", serial)).ok_or_else(|| missing(&format!("the disk {serial:?}")))?;
-    let device = RawDevice::open(&path, true, CacheMode::Direct)?;
+fn run(
+    attached: &mut Attached,
+    disk: &GuestDisk,
+    job: &Job,
+    watch: &(impl Fn(&Snapshot<'_>) -> bool + Sync),
+) -> Result<Ran> {
+    let device = attached.device(disk)?;
     let read_only = device.geometry().read_only;
-    let target = open_target(serial, "block device", Arc::new(device), CacheMode::Direct);
+    let target = open_target("disk", "block device", Arc::new(device), CacheMode::Direct);
     let phase = measure::window(job, &target, &RunOptions::default(), watch)?;
     if !read_only {
         target.close()?;

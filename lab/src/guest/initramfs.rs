@@ -4,6 +4,7 @@
 use super::Kernel;
 use crate::{LabError, Result, peer};
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -11,27 +12,43 @@ use std::{
 
 /// Folder of the modules. Their names begin with their numbers in the order of loading.
 pub(super) const MODULES_DIR: &str = "modules";
+/// Folder of the programs of this machine that configure the network.
+pub(super) const PROGRAMS_DIR: &str = "programs";
+/// These programs. One that is not installed is left out.
+const PROGRAMS: [&str; 2] = [IP, ISCSISTART];
+/// Configures addresses.
+pub(super) const IP: &str = "ip";
+/// Opens a session of the kernel's iSCSI initiator.
+pub(super) const ISCSISTART: &str = "iscsistart";
 
 const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 const FILE: u32 = 0o100_644;
 const CHARACTER_DEVICE: u32 = 0o020_600;
 
-/// Makes the archive. `program` is its `/init`. `dir` is a scratch folder.
-pub(super) fn build(kernel: &Kernel, program: &Path, dir: &Path) -> Result<Vec<u8>> {
+/// Makes the archive. `program` is its `/init`. `dir` is a scratch folder. `has_network`: with the
+/// modules and programs for a network.
+pub(super) fn build(kernel: &Kernel, program: &Path, dir: &Path, has_network: bool) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
-    for folder in ["dev", "proc", "sys", "tmp", MODULES_DIR] {
+    for folder in ["dev", "proc", "sys", "tmp", "run", "share", MODULES_DIR, PROGRAMS_DIR] {
         archive.add(folder, FOLDER, (0, 0), &[]);
     }
     // Without them the program would start without standard output.
     archive.add("dev/console", CHARACTER_DEVICE, (5, 1), &[]);
     archive.add("dev/null", CHARACTER_DEVICE, (1, 3), &[]);
     archive.add("init", PROGRAM, (0, 0), &stripped(program, dir)?);
-    for library in libraries(program)? {
+    let mut needed = libraries(program)?;
+    let programs = PROGRAMS.into_iter().filter(|_| has_network);
+    for (name, path) in programs.filter_map(|name| Some((name, peer::find(name)?))) {
+        let bytes = fs::read(&path).map_err(LabError::file("read", &path))?;
+        archive.add(&format!("{PROGRAMS_DIR}/{name}"), PROGRAM, (0, 0), &bytes);
+        needed.extend(libraries(&path)?);
+    }
+    for library in needed {
         let bytes = fs::read(&library).map_err(LabError::file("read", &library))?;
         archive.add_with_folders(&library, &bytes);
     }
-    for (module, number) in kernel.modules()?.into_iter().zip(0..) {
+    for (module, number) in kernel.modules(has_network)?.into_iter().zip(0..) {
         archive.add(&format!("{MODULES_DIR}/{number:02}-{}", module.name), FILE, (0, 0), &module.bytes);
     }
     Ok(archive.finish())
@@ -48,14 +65,10 @@ fn stripped(program: &Path, dir: &Path) -> Result<Vec<u8>> {
 }
 
 /// The shared libraries of a program, and its loader. None for a static program.
-fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
+fn libraries(program: &Path) -> Result<BTreeSet<PathBuf>> {
     let output = Command::new("ldd").arg(program).output().map_err(LabError::file("start", "ldd"))?;
     let text = String::from_utf8_lossy(&output.stdout);
-    let mut paths: Vec<PathBuf> =
-        text.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect();
-    paths.sort();
-    paths.dedup();
-    Ok(paths)
+    Ok(text.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
 }
 
 /// An archive that is being written.

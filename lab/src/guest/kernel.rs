@@ -10,6 +10,9 @@ use std::{
 
 /// Modules for the guest's devices. A kernel may have them built in.
 const MODULES: [&str; 3] = ["virtio_pci", "virtio_blk", "virtio_console"];
+/// Modules for a network card and the clients of NVMe/TCP, iSCSI and SMB (which names its
+/// algorithms nowhere).
+const NETWORK_MODULES: [&str; 8] = ["virtio_net", "nvme_tcp", "sd_mod", "iscsi_tcp", "ccm", "gcm", "cmac", "cifs"];
 /// Environment variable with the folder of a kernel.
 pub const DIR_VARIABLE: &str = "DISKWRIGHT_GUEST_DIR";
 
@@ -72,11 +75,13 @@ impl Kernel {
         &self.image
     }
 
-    /// The modules for the guest's devices with what they depend on, in the order of loading.
-    pub(super) fn modules(&self) -> Result<Vec<Module>> {
+    /// The modules for the guest's devices with what they depend on, in the order of loading. With
+    /// `has_network`, also those for its network.
+    pub(super) fn modules(&self, has_network: bool) -> Result<Vec<Module>> {
         let table = self.modules.join("modules.dep");
         let text = fs::read_to_string(&table).map_err(LabError::file("read", &table))?;
-        order(&text, &MODULES).into_iter().map(|path| self.module(&path)).collect()
+        let network: &[&str] = if has_network { &NETWORK_MODULES } else { &[] };
+        order(&text, &[&MODULES, network].concat()).into_iter().map(|path| self.module(&path)).collect()
     }
 
     fn module(&self, path: &str) -> Result<Module> {

@@ -21,9 +21,10 @@ pub(crate) mod agent;
 mod initramfs;
 pub mod kernel;
 mod protocol;
+mod reach;
 
 pub use kernel::Kernel;
-pub use protocol::Ran;
+pub use protocol::{GuestDisk, HOST, Ran};
 
 use crate::{ChildLauncher, LabError, Result, peer, server::Server};
 use diskwright_load::{
@@ -44,6 +45,8 @@ use std::{
 
 /// The program that runs the guest.
 pub const QEMU: &str = "qemu-system-x86_64";
+/// Attempts to start an emulated guest.
+const BOOTS_MAX: u32 = 3;
 const MEMORY: &str = "512M";
 /// Longest time without a sign of life of a guest that measures, beyond the time of its job.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
@@ -88,6 +91,9 @@ pub struct GuestOptions<'a> {
     pub accelerator: Option<Accelerator>,
     /// Sockets of vhost-user devices. The guest tells them apart by their serial numbers.
     pub disks: &'a [PathBuf],
+    /// Whether it has a network card and the clients of NVMe/TCP, iSCSI and SMB. It reaches this
+    /// host's loopback as [`HOST`].
+    pub has_network: bool,
     /// Folder for the initramfs, the socket and the log. Absolute.
     pub dir: &'a Path,
 }
@@ -111,14 +117,20 @@ impl Guest {
     pub fn start(options: &GuestOptions<'_>) -> Result<Self> {
         let initramfs = options.dir.join("initramfs");
         let (program, _) = options.launcher.command_line();
-        let bytes = initramfs::build(options.kernel, program, options.dir)?;
+        let bytes = initramfs::build(options.kernel, program, options.dir, options.has_network)?;
         fs::write(&initramfs, bytes).map_err(LabError::file("write", &initramfs))?;
+        // An emulated kernel with several processors rarely dies while it comes up, because it
+        // changes its own code while another processor executes it.
+        let emulated = || {
+            let mut attempts = (0..BOOTS_MAX).map(|_| Self::start_by(Accelerator::Tcg, options, &initramfs));
+            let first = attempts.next().unwrap_or(Err(LabError::Stopped));
+            first.or_else(|error| attempts.find(Result::is_ok).unwrap_or(Err(error)))
+        };
         let has_kvm = || OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
         match options.accelerator {
-            Some(accelerator) => Self::start_by(accelerator, options, &initramfs),
-            None if has_kvm() => Self::start_by(Accelerator::Kvm, options, &initramfs)
-                .or_else(|_| Self::start_by(Accelerator::Tcg, options, &initramfs)),
-            None => Self::start_by(Accelerator::Tcg, options, &initramfs),
+            Some(Accelerator::Kvm) => Self::start_by(Accelerator::Kvm, options, &initramfs),
+            None if has_kvm() => Self::start_by(Accelerator::Kvm, options, &initramfs).or_else(|_| emulated()),
+            Some(Accelerator::Tcg) | None => emulated(),
         }
     }
 
@@ -170,13 +182,13 @@ impl Guest {
         &self.machine
     }
 
-    /// Runs a job of one phase on the disk with this serial number.
+    /// Runs a job of one phase on a disk, which stays attached afterwards.
     ///
     /// # Errors
     /// [`LabError::Void`] if a request failed; [`LabError::Stopped`] if `watch` ended it, and then
     /// the guest has ended; [`LabError::Program`] if the guest fails.
-    pub fn run(&mut self, disk: &str, job: &Job, watch: &dyn Watch) -> Result<Ran> {
-        self.send(&ToGuest::Run { disk: disk.to_owned(), job: job.clone() })?;
+    pub fn run(&mut self, disk: &GuestDisk, job: &Job, watch: &dyn Watch) -> Result<Ran> {
+        self.send(&ToGuest::Run { disk: disk.clone(), job: Box::new(job.clone()) })?;
         let phase = job.phases.first();
         let expected: Duration = phase
             .map(|phase| [phase.warm_up, phase.duration, phase.cool_down].into_iter().map(Duration::from).sum())
@@ -257,6 +269,9 @@ fn command(accelerator: Accelerator, options: &GuestOptions<'_>, initramfs: &Pat
     for (number, disk) in options.disks.iter().enumerate() {
         command.arg("-chardev").arg(format!("socket,id=disk{number},path={}", quoted(disk)));
         command.arg("-device").arg(format!("vhost-user-blk-pci,chardev=disk{number},num-queues=1"));
+    }
+    if options.has_network {
+        command.args(["-nic", "user,model=virtio-net-pci"]);
     }
     let append = "console=ttyS0 panic=-1 no_timer_check quiet loglevel=3 random.trust_cpu=on";
     // The kernel hands what follows `--` to process 1.

@@ -7,15 +7,54 @@ use diskwright_load::{
     run::{Snapshot, Stage},
 };
 use serde::{Deserialize, Serialize};
+use std::net::{Ipv4Addr, SocketAddrV4};
 
+/// This host, as a guest with a network card sees it.
+pub const HOST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
+/// The guest's own address on QEMU's emulated network, which is a fixed one.
+pub(super) const OWN_ADDRESS: &str = "10.0.2.15/24";
 /// Name of the virtio-serial port.
 pub(super) const PORT: &str = "diskwright.lab";
+
+/// A disk, as the guest reaches it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum GuestDisk {
+    /// The virtual machine's device with this serial number.
+    Serial(String),
+    /// The first namespace of an NVMe/TCP subsystem, by the kernel's host.
+    Nvme {
+        /// Address, as seen by the guest.
+        server: SocketAddrV4,
+        /// NQN of the subsystem.
+        subsystem: String,
+    },
+    /// LUN 0 of an iSCSI target, by the kernel's initiator.
+    Iscsi {
+        /// Address, as seen by the guest.
+        server: SocketAddrV4,
+        /// IQN of the target.
+        target: String,
+    },
+    /// A file of an SMB share, by the kernel's client.
+    Smb {
+        /// Address, as seen by the guest.
+        server: SocketAddrV4,
+        /// Name of the share.
+        share: String,
+        /// Name of the file in it.
+        file: String,
+        /// Name of the user.
+        user: String,
+        /// Password of the user.
+        password: String,
+    },
+}
 
 /// From host to guest.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ToGuest {
-    /// Measure a job of one phase on the disk with this serial number.
-    Run { disk: String, job: Job },
+    /// Measure a job of one phase on this disk.
+    Run { disk: GuestDisk, job: Box<Job> },
     /// Power off.
     End,
 }
@@ -107,9 +146,10 @@ mod tests {
         let load = Load { queue_depth: 32, read_percent: 70.0, ..Load::default() };
         let mut job = Job::simple("x", load, Span::from_millis(70), Span::from_millis(500));
         job.seed = u64::MAX;
-        let line = serde_json::to_string(&ToGuest::Run { disk: "a".into(), job: job.clone() }).unwrap();
+        let asked = GuestDisk::Iscsi { server: "10.0.2.2:3260".parse().unwrap(), target: "iqn.a:b".into() };
+        let line = serde_json::to_string(&ToGuest::Run { disk: asked.clone(), job: Box::new(job.clone()) }).unwrap();
         let ToGuest::Run { disk, job: read } = serde_json::from_str(&line).unwrap() else { panic!("{line}") };
-        assert_eq!((disk.as_str(), read), ("a", job));
+        assert_eq!((disk, *read), (asked, job));
         let snapshot = Snapshot {
             phase: "main",
             phase_index: 0,

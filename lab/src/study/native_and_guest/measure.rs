@@ -7,7 +7,7 @@ use super::{
 use crate::{
     LabError, Result,
     cells::Cell,
-    guest::{Guest, GuestOptions, Kernel, QEMU},
+    guest::{Guest, GuestDisk, GuestOptions, Kernel, QEMU},
     measure, peer,
     progress::{Progress, report},
     rounds::{self, Done, Rounds, Steps, Window},
@@ -133,8 +133,9 @@ pub(super) fn measure(
         what: "the caller gave no way to start this program in a guest".into(),
         hint: "please report this".into(),
     })?;
-    let mut guest =
-        Guest::start(&GuestOptions { kernel, launcher, accelerator: options.accelerator, disks: &sockets, dir: &dir })?;
+    let accelerator = options.accelerator;
+    let how = GuestOptions { kernel, launcher, accelerator, disks: &sockets, has_network: false, dir: &dir };
+    let mut guest = Guest::start(&how)?;
     let record = GuestRecord { accelerator: guest.accelerator(), machine: guest.machine().clone() };
     let measured = rounds(&subjects, &mut guest, plan, progress);
     // A guest that was stopped in a window does not answer any more.
@@ -232,7 +233,7 @@ fn native(subject: &Subject, job: &Job, watch: &dyn Watch) -> Result<WindowFigur
 
 fn in_guest(subject: &Subject, guest: &mut Guest, job: &Job, watch: &dyn Watch) -> Result<WindowFigures> {
     let (served, cpu) = (counted(subject), CpuTime::of_process());
-    let ran = guest.run(&serial(&subject.target.name), job, watch)?;
+    let ran = guest.run(&GuestDisk::Serial(serial(&subject.target.name)), job, watch)?;
     let cpu_ns = (CpuTime::of_process() - cpu).total_ns();
     let (requests, bytes) = counted(subject);
     let per = |value: u64, of: u64| Some(value as f64 / of.max(1) as f64);

@@ -1,0 +1,246 @@
+//! An emulated network, because loopback has neither delay nor a limited rate.
+//!
+//! ```text
+//!   this network namespace                     a namespace of its own
+//!   clients ─ 198.18.x.1 ═══ virtual Ethernet ═══ 198.18.x.2 ─ servers
+//!                 └ queueing discipline    queueing discipline ┘
+//! ```
+//!
+//! Packets of each direction wait in a queueing discipline for half the round trip and for the
+//! rate: `netem`, or `tbf` where the kernel has no `netem`. `tbf` limits the rate only, and the
+//! network says so ([`Network::has_delay`]).
+//!
+//! The addresses are those for benchmarks of networks (RFC 2544), a network of four addresses
+//! chosen by the process id. The programs `ip` and `tc` set it up, as root. Dropping the network
+//! removes the namespace and both devices.
+
+use crate::peer;
+use diskwright_stats::units::Span;
+use serde::{Deserialize, Serialize};
+use std::{
+    ffi::OsStr,
+    fmt,
+    net::Ipv4Addr,
+    path::Path,
+    process::{Command, Stdio},
+    str::FromStr,
+};
+
+/// The addresses for benchmarks: 198.18.0.0/15.
+const FIRST_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
+/// Name of a namespace, before the process id.
+const NAME: &str = "diskwright-";
+
+/// Delay and rate of a network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct NetworkSpec {
+    /// Time of a round trip without load, nanoseconds.
+    pub round_trip_ns: u64,
+    /// Rate of each direction, bits per second.
+    pub rate_bits_per_s: u64,
+}
+
+impl Default for NetworkSpec {
+    /// 10 Gbit/s, as in the paper, and the round trip between two machines of one data centre.
+    fn default() -> Self {
+        Self { round_trip_ns: 200_000, rate_bits_per_s: 10_000_000_000 }
+    }
+}
+
+impl fmt::Display for NetworkSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let round_trip = diskwright_stats::numbers::duration(self.round_trip_ns as f64);
+        let rate = diskwright_stats::numbers::figure(self.rate_bits_per_s as f64 / 1e6);
+        write!(f, "round trip {round_trip}, {rate} Mbit/s")
+    }
+}
+
+impl FromStr for NetworkSpec {
+    type Err = String;
+
+    /// Reads `rtt=1ms,rate=1G`. What is left out is the default's.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut spec = Self::default();
+        for part in text.split(',') {
+            match part.split_once('=') {
+                Some(("rtt", value)) => {
+                    spec.round_trip_ns = value.parse::<Span>()?.as_nanos();
+                }
+                Some(("rate", value)) => spec.rate_bits_per_s = rate(value)?,
+                _ => return Err(format!("{part:?} is neither rtt=TIME nor rate=BITS, as in rtt=1ms,rate=1G")),
+            }
+        }
+        if spec.round_trip_ns > 10_000_000_000 {
+            return Err("a round trip of more than 10 s".into());
+        }
+        Ok(spec)
+    }
+}
+
+/// Reads a rate in bits per second: `100M`, `2.5G`. Units are powers of 1000, as for networks.
+fn rate(text: &str) -> Result<u64, String> {
+    let usage = || format!("{text:?} is not a rate in bits per second of at least 1M; write 100M, 1G or 2.5G");
+    let (number, factor) = match text.char_indices().last() {
+        Some((at, 'k' | 'K')) => (&text[..at], 1e3),
+        Some((at, 'm' | 'M')) => (&text[..at], 1e6),
+        Some((at, 'g' | 'G')) => (&text[..at], 1e9),
+        _ => (text, 1.0),
+    };
+    let bits = number.parse::<f64>().map_err(|_| usage())? * factor;
+    if (1e6..=1e12).contains(&bits) { Ok(bits as u64) } else { Err(usage()) }
+}
+
+/// A network between this network namespace and one for servers.
+#[derive(Debug)]
+pub struct Network {
+    namespace: String,
+    server: Ipv4Addr,
+    has_delay: bool,
+}
+
+impl Network {
+    /// Sets the network up.
+    ///
+    /// # Errors
+    /// A sentence that says why this machine cannot have one.
+    pub fn start(spec: &NetworkSpec) -> Result<Self, String> {
+        if !nix::unistd::geteuid().is_root() {
+            return Err("a network namespace needs root (use sudo)".into());
+        }
+        for program in ["ip", "tc"] {
+            peer::find(program).ok_or_else(|| peer::missing(program, "iproute2"))?;
+        }
+        remove_left_over();
+        let number = std::process::id() % (1 << 15);
+        let address = |last: u32| Ipv4Addr::from(u32::from(FIRST_ADDRESS) + (number << 2) + last);
+        let namespace = format!("{NAME}{}", std::process::id());
+        let (near, far) = (format!("dw{number}a"), format!("dw{number}b"));
+        tool("ip", &["netns", "add", &namespace])?;
+        // From here on dropping it removes the namespace, which removes both devices.
+        let mut network = Self { namespace, server: address(2), has_delay: true };
+        let inside = &network.namespace;
+        let (here, there) = (format!("{}/30", address(1)), format!("{}/30", address(2)));
+        tool("ip", &["link", "add", &near, "type", "veth", "peer", "name", &far, "netns", inside])?;
+        tool("ip", &["address", "add", &here, "dev", &near])?;
+        tool("ip", &["link", "set", &near, "up"])?;
+        tool("ip", &["-n", inside, "address", "add", &there, "dev", &far])?;
+        tool("ip", &["-n", inside, "link", "set", &far, "up"])?;
+        tool("ip", &["-n", inside, "link", "set", "lo", "up"])?;
+        let rate = format!("{}bit", spec.rate_bits_per_s);
+        let delay = format!("{}us", spec.round_trip_ns / 2000);
+        for (place, device) in [(&[][..], &near), (&["-n", inside][..], &far)] {
+            let discipline =
+                |words: &[&str]| tool("tc", &[place, &["qdisc", "add", "dev", device, "root"], words].concat());
+            // Room for the packets that are under way at the highest rate.
+            let emulated = discipline(&["netem", "delay", &delay, "rate", &rate, "limit", "100000"]);
+            if emulated.is_err() {
+                network.has_delay = false;
+                // The burst has room for the largest packets that the devices hand over.
+                discipline(&["tbf", "rate", &rate, "burst", "512kb", "latency", "50ms"])?;
+            }
+        }
+        Ok(network)
+    }
+
+    /// Address of the servers.
+    pub fn server(&self) -> Ipv4Addr {
+        self.server
+    }
+
+    /// Whether packets are delayed. If not, only the rate is limited.
+    pub fn has_delay(&self) -> bool {
+        self.has_delay
+    }
+
+    /// The command that runs a program in the servers' namespace, without its arguments. The
+    /// process becomes the program.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(peer::find("ip").unwrap_or_else(|| "ip".into()));
+        command.args(["netns", "exec", &self.namespace]).arg(program);
+        command
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        // The next network that is set up removes what is left over.
+        let _ = tool("ip", &["netns", "delete", &self.namespace]);
+    }
+}
+
+/// Removes the namespaces of processes that were killed.
+fn remove_left_over() {
+    let namespaces = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
+    for name in namespaces.filter_map(|entry| entry.file_name().into_string().ok()) {
+        let pid = name.strip_prefix(NAME).and_then(|pid| pid.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
+            // Another study may remove it at the same time.
+            let _ = tool("ip", &["netns", "delete", &name]);
+        }
+    }
+}
+
+/// Runs one of the programs. The error says what it printed.
+fn tool(program: &str, words: &[&str]) -> Result<(), String> {
+    let mut command = Command::new(peer::find(program).unwrap_or_else(|| program.into()));
+    let output = command.args(words).stdin(Stdio::null()).output().map_err(|error| format!("{program}: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!("{program} {}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        io::Read,
+        net::TcpStream,
+        time::{Duration, Instant},
+    };
+
+    #[test]
+    fn a_network_is_written_as_delay_and_rate() {
+        let spec: NetworkSpec = "rtt=1ms,rate=2.5G".parse().unwrap();
+        assert_eq!(spec, NetworkSpec { round_trip_ns: 1_000_000, rate_bits_per_s: 2_500_000_000 });
+        assert_eq!("rate=100M".parse::<NetworkSpec>().unwrap().round_trip_ns, NetworkSpec::default().round_trip_ns);
+        assert_eq!(spec.to_string(), "round trip 1.00 ms, 2,500 Mbit/s");
+        for wrong in ["", "rtt", "rtt=11s", "rate=0", "rate=10", "rate=x", "rate=NaN", "rate=inf", "speed=1G"] {
+            assert!(wrong.parse::<NetworkSpec>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_server_inside_is_reached_no_faster_than_the_rate() {
+        let spec = NetworkSpec { round_trip_ns: 20_000_000, rate_bits_per_s: 80_000_000 };
+        let network = match Network::start(&spec) {
+            Ok(network) => network,
+            Err(why) => return println!("skipped: an emulated network: {why}"),
+        };
+        let Some(python) = peer::find("python3") else { return println!("skipped: python3 is not installed") };
+        const BYTES: usize = 2 << 20;
+        let script = format!(
+            "import socket; s = socket.create_server(('{}', 7)); c, _ = s.accept(); c.sendall(bytes({BYTES}))",
+            network.server()
+        );
+        let mut server = network.command(python).args(["-c", &script]).spawn().unwrap();
+        let patience = Instant::now();
+        let mut client = loop {
+            match TcpStream::connect((network.server(), 7)) {
+                Ok(client) => break client,
+                Err(error) => assert!(patience.elapsed() < Duration::from_secs(30), "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        let begun = Instant::now();
+        let mut read = Vec::new();
+        client.read_to_end(&mut read).unwrap();
+        server.wait().unwrap();
+        // 10 MB/s need 200 ms; the burst of 512 KiB goes at once.
+        assert!(read.len() == BYTES && begun.elapsed() > Duration::from_millis(100), "{:?}", begun.elapsed());
+        let namespace = Path::new("/run/netns").join(&network.namespace);
+        assert!(namespace.exists());
+        drop(network);
+        assert!(!namespace.exists());
+    }
+}
