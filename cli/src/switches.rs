@@ -20,10 +20,11 @@ use diskwright_disk::{
 };
 use diskwright_lab::{
     comparison::{FailIf, JudgeOptions},
+    guest::GuestChoice,
     prepare::PrepareOptions,
     study::{
-        StudyOptions, containers::ContainersOptions, native_and_guest::NativeAndGuestOptions,
-        queue_depth::QueueDepthOptions, raw_and_file::RawAndFileOptions,
+        StudyOptions, access_paths::AccessPathsOptions, containers::ContainersOptions, queue_depth::QueueDepthOptions,
+        raw_and_file::RawAndFileOptions,
     },
     sweep::SweepOptions,
 };
@@ -106,7 +107,8 @@ switches! {
     StudyOptions::keep => "--keep";
     StudyOptions::output => "--output";
     ContainersOptions::size_bytes => "--size";
-    NativeAndGuestOptions::kernel => "--kernel";
+    AccessPathsOptions::guest => "--no-guest";
+    GuestChoice::kernel => "--kernel";
     QueueDepthOptions::array => "--copies and --devices";
     QueueDepthOptions::target_depth => "--target-depth";
     QueueDepthOptions::targets => "--target";

@@ -143,6 +143,9 @@ pub enum LabError {
         /// The end of its output.
         output: String,
     },
+    /// The program in a guest failed; a sentence of its own.
+    #[error("in the guest: {0}")]
+    InGuest(String),
     /// The user or a signal stopped the operation.
     #[error("stopped before the end; the scratch files are removed")]
     Stopped,

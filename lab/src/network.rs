@@ -1,18 +1,23 @@
-//! An emulated network, because loopback has neither delay nor a limited rate.
+//! Emulated networks, because loopback has neither delay nor a limited rate.
 //!
 //! ```text
-//!   this network namespace                     a namespace of its own
-//!   clients ─ 198.18.x.1 ═══ virtual Ethernet ═══ 198.18.x.2 ─ servers
-//!                 └ queueing discipline    queueing discipline ┘
+//!   Network      this network namespace                     a namespace of its own
+//!                clients ─ 198.18.x.1 ═══ virtual Ethernet ═══ 198.18.x.2 ─ servers
+//!                              └ queueing discipline    queueing discipline ┘
+//!
+//!   GuestLink    this network namespace                     a virtual machine
+//!                servers ─ 198.19.x.1 ═════ tap device ═════ 198.19.x.2 ─ clients
+//!                              └ queueing discipline    queueing discipline ┘
 //! ```
 //!
-//! Packets of each direction wait in a queueing discipline for half the round trip and for the
-//! rate: `netem`, or `tbf` where the kernel has no `netem`. `tbf` limits the rate only, and the
-//! network says so ([`Network::has_delay`]).
+//! Packets of each direction wait in a queueing discipline for the delay and for the rate: `netem`,
+//! or `tbf` where the kernel has no `netem`. `tbf` limits the rate only, and the network says so
+//! ([`Network::has_delay`]). The kernel of a guest always has `netem`, so the guest delays its own
+//! packets by the whole round trip.
 //!
-//! The addresses are those for benchmarks of networks (RFC 2544), a network of four addresses
-//! chosen by the process id. The programs `ip` and `tc` set it up, as root. Dropping the network
-//! removes the namespace and both devices.
+//! The addresses are those for benchmarks of networks (RFC 2544), four of them for each process.
+//! The programs `ip` and `tc` set it up, as root. Dropping a network removes its namespace and its
+//! devices.
 
 use crate::peer;
 use diskwright_stats::units::Span;
@@ -26,8 +31,10 @@ use std::{
     str::FromStr,
 };
 
-/// The addresses for benchmarks: 198.18.0.0/15.
-const FIRST_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
+/// The first of the addresses for a network.
+const NETWORK_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
+/// The first of the addresses for the link of a guest.
+const LINK_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 19, 0, 0);
 /// Name of a namespace, before the process id.
 const NAME: &str = "diskwright-";
 
@@ -77,6 +84,26 @@ impl FromStr for NetworkSpec {
     }
 }
 
+impl NetworkSpec {
+    /// The arguments of `tc` that give a device a queueing discipline with a delay and the rate.
+    pub(crate) fn discipline(&self, device: &str, delay_ns: u64) -> Vec<String> {
+        let (delay, rate) = (format!("{}us", delay_ns / 1000), format!("{}bit", self.rate_bits_per_s));
+        // The limit has room for the packets that are under way at the highest rate.
+        words(&["qdisc", "add", "dev", device, "root", "netem", "delay", &delay, "rate", &rate, "limit", "100000"])
+    }
+
+    /// The arguments of `tc` that limit the rate alone.
+    fn rate_only(&self, device: &str) -> Vec<String> {
+        let rate = format!("{}bit", self.rate_bits_per_s);
+        // The burst has room for the largest packets that the devices hand over.
+        words(&["qdisc", "add", "dev", device, "root", "tbf", "rate", &rate, "burst", "512kb", "latency", "50ms"])
+    }
+}
+
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(|word| (*word).to_owned()).collect()
+}
+
 /// Reads a rate in bits per second: `100M`, `2.5G`. Units are powers of 1000, as for networks.
 fn rate(text: &str) -> Result<u64, String> {
     let usage = || format!("{text:?} is not a rate in bits per second of at least 1M; write 100M, 1G or 2.5G");
@@ -104,39 +131,32 @@ impl Network {
     /// # Errors
     /// A sentence that says why this machine cannot have one.
     pub fn start(spec: &NetworkSpec) -> Result<Self, String> {
-        if !nix::unistd::geteuid().is_root() {
-            return Err("a network namespace needs root (use sudo)".into());
-        }
-        for program in ["ip", "tc"] {
-            peer::find(program).ok_or_else(|| peer::missing(program, "iproute2"))?;
-        }
+        need_tools()?;
         remove_left_over();
-        let number = std::process::id() % (1 << 15);
-        let address = |last: u32| Ipv4Addr::from(u32::from(FIRST_ADDRESS) + (number << 2) + last);
+        let number = number();
         let namespace = format!("{NAME}{}", std::process::id());
         let (near, far) = (format!("dw{number}a"), format!("dw{number}b"));
         tool("ip", &["netns", "add", &namespace])?;
         // From here on dropping it removes the namespace, which removes both devices.
-        let mut network = Self { namespace, server: address(2), has_delay: true };
+        let mut network = Self { namespace, server: address(NETWORK_ADDRESS, 2), has_delay: true };
         let inside = &network.namespace;
-        let (here, there) = (format!("{}/30", address(1)), format!("{}/30", address(2)));
+        let here = format!("{}/30", address(NETWORK_ADDRESS, 1));
+        let there = format!("{}/30", network.server);
         tool("ip", &["link", "add", &near, "type", "veth", "peer", "name", &far, "netns", inside])?;
         tool("ip", &["address", "add", &here, "dev", &near])?;
         tool("ip", &["link", "set", &near, "up"])?;
         tool("ip", &["-n", inside, "address", "add", &there, "dev", &far])?;
         tool("ip", &["-n", inside, "link", "set", &far, "up"])?;
         tool("ip", &["-n", inside, "link", "set", "lo", "up"])?;
-        let rate = format!("{}bit", spec.rate_bits_per_s);
-        let delay = format!("{}us", spec.round_trip_ns / 2000);
+        let delay_ns = spec.round_trip_ns / 2;
         for (place, device) in [(&[][..], &near), (&["-n", inside][..], &far)] {
-            let discipline =
-                |words: &[&str]| tool("tc", &[place, &["qdisc", "add", "dev", device, "root"], words].concat());
-            // Room for the packets that are under way at the highest rate.
-            let emulated = discipline(&["netem", "delay", &delay, "rate", &rate, "limit", "100000"]);
-            if emulated.is_err() {
+            let discipline = |words: &[String]| {
+                let words: Vec<&str> = words.iter().map(String::as_str).collect();
+                tool("tc", &[place, &words].concat())
+            };
+            if discipline(&spec.discipline(device, delay_ns)).is_err() {
                 network.has_delay = false;
-                // The burst has room for the largest packets that the devices hand over.
-                discipline(&["tbf", "rate", &rate, "burst", "512kb", "latency", "50ms"])?;
+                discipline(&spec.rate_only(device))?;
             }
         }
         Ok(network)
@@ -165,6 +185,75 @@ impl Drop for Network {
     fn drop(&mut self) {
         // The next network that is set up removes what is left over.
         let _ = tool("ip", &["netns", "delete", &self.namespace]);
+    }
+}
+
+/// A tap device: the link of a virtual machine to this host.
+#[derive(Debug)]
+pub struct GuestLink {
+    tap: String,
+}
+
+impl GuestLink {
+    /// Sets the link up. `spec` limits the rate of packets to the guest; those from the guest wait
+    /// in the guest.
+    ///
+    /// # Errors
+    /// A sentence that says why this machine cannot have one.
+    pub fn start(spec: Option<&NetworkSpec>) -> Result<Self, String> {
+        need_tools()?;
+        let link = Self { tap: format!("dw{}t", number()) };
+        tool("ip", &["tuntap", "add", "dev", &link.tap, "mode", "tap"])?;
+        tool("ip", &["address", "add", &format!("{}/30", link.host()), "dev", &link.tap])?;
+        tool("ip", &["link", "set", &link.tap, "up"])?;
+        if let Some(spec) = spec {
+            let words = spec.rate_only(&link.tap);
+            tool("tc", &words.iter().map(String::as_str).collect::<Vec<_>>())?;
+        }
+        Ok(link)
+    }
+
+    /// Name of the device.
+    pub fn tap(&self) -> &str {
+        &self.tap
+    }
+
+    /// Address of this host.
+    pub fn host(&self) -> Ipv4Addr {
+        address(LINK_ADDRESS, 1)
+    }
+
+    /// Address of the guest, with the length of its prefix.
+    pub fn guest(&self) -> String {
+        format!("{}/30", address(LINK_ADDRESS, 2))
+    }
+}
+
+impl Drop for GuestLink {
+    fn drop(&mut self) {
+        // Nothing is lost with a device that stays: it has no program behind it.
+        let _ = tool("ip", &["link", "delete", &self.tap]);
+    }
+}
+
+/// What tells the devices and addresses of this process from those of others.
+fn number() -> u32 {
+    std::process::id() % (1 << 14)
+}
+
+/// An address among the four of this process. `first` is that of process 0.
+fn address(first: Ipv4Addr, last: u32) -> Ipv4Addr {
+    Ipv4Addr::from(u32::from(first) + (number() << 2) + last)
+}
+
+/// Why no network can be set up.
+fn need_tools() -> Result<(), String> {
+    if !nix::unistd::geteuid().is_root() {
+        return Err("an emulated network needs root (use sudo)".into());
+    }
+    match ["ip", "tc"].into_iter().find(|program| peer::find(program).is_none()) {
+        Some(program) => Err(peer::missing(program, "iproute2")),
+        None => Ok(()),
     }
 }
 

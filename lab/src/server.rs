@@ -100,6 +100,21 @@ impl Server {
         Ok(Duration::from(time).as_nanos() as u64)
     }
 
+    /// CPU time so far of the processes of the server's process group that run, in nanoseconds:
+    /// for a server that has a process for each client.
+    ///
+    /// # Errors
+    /// As [`Server::cpu_ns`].
+    pub fn group_cpu_ns(&self) -> Result<u64> {
+        let own_pid = self.child.id();
+        let entries = fs::read_dir("/proc").map_err(LabError::file("list", "/proc"))?.flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        let others = pids.filter(|pid| *pid != own_pid && process_group(*pid) == Some(own_pid));
+        // One that has ended in the meantime is not counted.
+        let others_ns: u64 = others.filter_map(|pid| self.cpu_ns_of(pid).ok()).sum();
+        Ok(self.cpu_ns()? + others_ns)
+    }
+
     /// Ends the server with SIGTERM, and waits for its end.
     ///
     /// # Errors
@@ -181,6 +196,13 @@ impl Drop for Server {
     }
 }
 
+/// The process group of a process, from `/proc/PID/stat`.
+fn process_group(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).ok()?;
+    // The name, in parentheses, may contain anything. State and parent follow it.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(2)?.parse().ok()
+}
+
 /// A command line for an error. A virtual machine has a long one.
 fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
@@ -236,6 +258,18 @@ mod tests {
         fs::write(dir.path().join("go"), "").unwrap();
         server.wait_until("it is not done", || dir.path().join("done").exists()).unwrap();
         assert!(server.cpu_ns().unwrap() > before, "counting to 200,000 costs something");
+        assert_eq!(process_group(server.child.id()), Some(server.child.id()));
+        server.stop().unwrap();
+    }
+
+    #[test]
+    fn the_processes_of_a_server_are_counted_together() {
+        let dir = tempfile::tempdir().unwrap();
+        let count = "n=0; while [ $n -lt 200000 ]; do n=$((n+1)); done; touch done; sleep 60";
+        let mut server = Server::start(shell(&format!("({count}) & wait")), dir.path(), "shell").unwrap();
+        server.wait_until("it is not done", || dir.path().join("done").exists()).unwrap();
+        let (own_ns, all_ns) = (server.cpu_ns().unwrap(), server.group_cpu_ns().unwrap());
+        assert!(all_ns > 2 * own_ns, "{own_ns} of {all_ns}");
         server.stop().unwrap();
     }
 

@@ -35,6 +35,11 @@ pub enum Warning {
         /// Mean number of processors.
         cpus: f64,
     },
+    /// A guest's NVMe/TCP host is of a kernel that stalls with many threads.
+    StallingHost {
+        /// The guest's kernel.
+        kernel: String,
+    },
     /// O_DIRECT was asked for, and the file system does not support it.
     DirectNotHonoured {
         /// Targets that went through the page cache.
@@ -241,6 +246,10 @@ impl fmt::Display for Warning {
             Self::StolenTime { cpus } => {
                 write!(f, "the hypervisor gave {cpus:.2} processors to other guests; run again on a quieter host")
             }
+            Self::StallingHost { kernel } => write!(
+                f,
+                "the guest's kernel is {kernel}: the NVMe/TCP host of Linux 6.12 stalls when many threads use it, that of 7.3 does not; name a newer kernel"
+            ),
             Self::DirectNotHonoured { targets } => write!(
                 f,
                 "the file system has no O_DIRECT: {} went through the page cache, so memory was measured, not the disk; use a folder on another file system",

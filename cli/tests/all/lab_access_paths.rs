@@ -15,6 +15,8 @@ use std::{
 };
 
 const TINY: &str = "lab study access-paths --quick --dir scratch --size 32M";
+/// The same without virtual machines, which take most of the time.
+const ON_HOST: &str = "lab study access-paths --quick --dir scratch --size 32M --no-guest";
 
 /// The study, with a list of attached disks of its own.
 fn command(shop: &Workshop, line: &str) -> Command {
@@ -42,16 +44,20 @@ fn assert_clean(shop: &Workshop) {
     }
 }
 
+fn is_guest(way: &Value) -> bool {
+    way.as_str().unwrap().starts_with("guest_")
+}
+
 #[test]
 fn every_way_is_measured_or_left_out_by_name_and_nothing_stays() {
     let shop = Workshop::new();
     let output =
-        command(&shop, &format!("{TINY} --rounds 1 --cell 0.6 --output r.json --json")).output().expect("it starts");
+        command(&shop, &format!("{TINY} --rounds 1 --cell 0.25 --output r.json --json")).output().expect("it starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let result: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(schemas::validate(&result.to_string()), "diskwright.study.access-paths/2");
+    assert_eq!(schemas::validate(&result.to_string()), "diskwright.study.access-paths/3");
     let ways = result["ways"].as_array().unwrap();
-    assert_eq!(ways.len(), 8);
+    assert_eq!(ways.len(), 18);
     for way in ways {
         if let Some(why) = way["skipped"].as_str() {
             println!("skipped: the way {}: {why}", way["way"]);
@@ -63,6 +69,11 @@ fn every_way_is_measured_or_left_out_by_name_and_nothing_stays() {
     for (load, in_flight) in [("light", 40), ("medium", 80), ("heavy", 120)] {
         let of_load: Vec<&Value> = cells.iter().filter(|cell| cell["part"] == load).collect();
         assert!(of_load.len() >= 3 && of_load.iter().all(|cell| cell["in_flight"] == in_flight), "{of_load:?}");
+        // Host and guest are never on one scale.
+        let in_guest: Vec<&Value> = cells.iter().filter(|cell| cell["part"] == format!("{load}, guest")).collect();
+        let of_guest = ways.iter().filter(|record| is_guest(&record["way"]) && record["skipped"].is_null()).count();
+        assert_eq!(in_guest.len(), of_guest);
+        assert!(of_load.iter().all(|cell| !cell["subject"].as_str().unwrap().starts_with("guest")), "{of_load:?}");
     }
     for cell in cells {
         assert!(cell["rounds"][0]["iops"].as_f64().unwrap() > 0.0, "{cell}");
@@ -89,7 +100,7 @@ fn every_way_is_measured_or_left_out_by_name_and_nothing_stays() {
 #[test]
 fn a_signal_ends_it_and_takes_servers_and_devices_with_it() {
     let shop = Workshop::new();
-    let mut command = command(&shop, &format!("{TINY} --rounds 500 --cell 0.2 --output r.json"));
+    let mut command = command(&shop, &format!("{ON_HOST} --rounds 500 --cell 0.2 --output r.json"));
     let mut child = Running::start(command.stdout(Stdio::null()).stderr(Stdio::piped()));
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let measuring = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("measure")));
@@ -107,5 +118,26 @@ fn what_cannot_be_studied_is_refused() {
     let shop = Workshop::new();
     assert!(shop.fails(2, "lab study access-paths --rounds 0").contains("above 0"));
     shop.fails(2, "lab study access-paths --disk vhdx-differencing");
+    assert!(shop.fails(2, "lab study access-paths --network speed=1G").contains("rtt=1ms,rate=1G"));
+    assert!(shop.fails(2, "lab study access-paths --only smb").contains("guest-smb"));
+    shop.fails(2, "lab study access-paths --no-guest --kernel there");
     assert_eq!(fs::read_dir(shop.path("")).unwrap().count(), 0);
+}
+
+#[test]
+fn the_ways_that_are_asked_for_are_measured_with_their_base() {
+    let shop = Workshop::new();
+    let line = format!("{ON_HOST} --network none --only nvme-tcp,nvme-network --rounds 1 --cell 0.2 --json");
+    let output = command(&shop, &line).output().expect("it starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let ways = result["ways"].as_array().unwrap();
+    let measured: Vec<&str> =
+        ways.iter().filter(|way| way["skipped"].is_null()).map(|way| way["way"].as_str().unwrap()).collect();
+    assert_eq!(measured, ["in_process", "nvme_tcp"]);
+    let why = |way: &str| ways.iter().find(|record| record["way"] == way).unwrap()["skipped"].as_str().unwrap();
+    assert_eq!((why("nvme_network"), why("attach")), ("no network was wanted", "it was not asked for"));
+    let warnings = result["warnings"].to_string();
+    assert!(warnings.contains("NVMe/TCP, network") && !warnings.contains("attach"), "{warnings}");
+    assert!(result["network"].is_null() && result["guest"].is_null());
 }

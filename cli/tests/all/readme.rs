@@ -209,6 +209,8 @@ fn shortened(command: &str) -> String {
         ["lab", "study", "queue-depth"] => "--size 8M --threads 2 --target-depth 8 --rounds 1 --cell 0.01 --write-back",
         ["lab", "study", "raw-and-file"] => "--size 16M --rounds 1 --cell 0.01",
         ["lab", "study", "containers"] => "--size 32M --rounds 1 --cell 0.01 --chain-length 1,2",
+        // `lab_access_paths.rs` starts its guests.
+        ["lab", "study", "access-paths"] => "--size 32M --rounds 1 --cell 0.2 --no-guest",
         // A cell of 0.1 s has had no request on a busy machine.
         ["lab", "study", _] => "--size 32M --rounds 1 --cell 0.4",
         ["lab", "selftest"] => "--quick --rounds 1 --cell 50ms",

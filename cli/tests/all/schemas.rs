@@ -60,7 +60,7 @@ const ELSEWHERE: &[&str] = &[
     "lab.run-2",
     "lab.sweep-3",
     "serve-1",
-    "study.access-paths-2",
+    "study.access-paths-3",
     "study.containers-3",
     "study.native-and-guest-1",
     "study.queue-depth-3",

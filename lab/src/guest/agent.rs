@@ -67,6 +67,10 @@ fn serve() -> Result<()> {
         let line = line.map_err(failed())?;
         let answer = match serde_json::from_str(&line) {
             Ok(ToGuest::End) => return Ok(()),
+            Ok(ToGuest::Network { address, emulated }) => {
+                let networked = reach::network_up(&address, emulated.as_ref());
+                networked.map_or_else(|error| FromGuest::Failed(error.to_string()), |()| FromGuest::Networked)
+            }
             Ok(ToGuest::Run { disk, job }) => {
                 // The host stops a run by ending the guest.
                 let watch = |snapshot: &Snapshot<'_>| send(&FromGuest::Progress(Progress::of(snapshot))).is_ok();
@@ -98,7 +102,7 @@ fn prepare() -> io::Result<()> {
             Err(errno) => eprintln!("{}: {errno}", module.display()),
         }
     }
-    reach::network_up()
+    Ok(())
 }
 
 fn run(

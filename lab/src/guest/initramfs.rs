@@ -15,9 +15,11 @@ pub(super) const MODULES_DIR: &str = "modules";
 /// Folder of the programs of this machine that configure the network.
 pub(super) const PROGRAMS_DIR: &str = "programs";
 /// These programs. One that is not installed is left out.
-const PROGRAMS: [&str; 2] = [IP, ISCSISTART];
+const PROGRAMS: [&str; 3] = [IP, TC, ISCSISTART];
 /// Configures addresses.
 pub(super) const IP: &str = "ip";
+/// Configures queueing disciplines.
+pub(super) const TC: &str = "tc";
 /// Opens a session of the kernel's iSCSI initiator.
 pub(super) const ISCSISTART: &str = "iscsistart";
 

@@ -12,7 +12,8 @@ use std::{
 const MODULES: [&str; 3] = ["virtio_pci", "virtio_blk", "virtio_console"];
 /// Modules for a network card and the clients of NVMe/TCP, iSCSI and SMB (which names its
 /// algorithms nowhere).
-const NETWORK_MODULES: [&str; 8] = ["virtio_net", "nvme_tcp", "sd_mod", "iscsi_tcp", "ccm", "gcm", "cmac", "cifs"];
+const NETWORK_MODULES: [&str; 10] =
+    ["virtio_net", "sch_netem", "nvme_tcp", "sd_mod", "iscsi_tcp", "ccm", "ghash_generic", "gcm", "cmac", "cifs"];
 /// Environment variable with the folder of a kernel.
 pub const DIR_VARIABLE: &str = "DISKWRIGHT_GUEST_DIR";
 
@@ -51,7 +52,7 @@ impl Kernel {
                 "there is no kernel for the guest: neither {} nor the kernel of this machine in /boot can be read",
                 usual.join("vmlinuz").display()
             ),
-            hint: "name a folder with vmlinuz and lib/modules/VERSION (`NativeAndGuestOptions::kernel`)".into(),
+            hint: "name a folder with vmlinuz and lib/modules/VERSION (`GuestChoice::kernel`)".into(),
         })
     }
 

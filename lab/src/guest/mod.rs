@@ -24,9 +24,14 @@ mod protocol;
 mod reach;
 
 pub use kernel::Kernel;
-pub use protocol::{GuestDisk, HOST, Ran};
+pub use protocol::{GuestDisk, Ran};
 
-use crate::{ChildLauncher, LabError, Result, peer, server::Server};
+use crate::{
+    ChildLauncher, LabError, Result,
+    network::{GuestLink, NetworkSpec},
+    peer,
+    server::Server,
+};
 use diskwright_load::{
     job::Job,
     machine::Machine,
@@ -80,6 +85,26 @@ impl Accelerator {
     }
 }
 
+/// The guest that a user wants.
+#[derive(Debug, Clone)]
+pub struct GuestChoice {
+    /// Starts this program in the guest.
+    pub launcher: ChildLauncher,
+    /// Folder with the guest's kernel; see [`Kernel::find`].
+    pub kernel: Option<PathBuf>,
+    /// What executes the guest's instructions. Default: KVM if it works, else TCG.
+    pub accelerator: Option<Accelerator>,
+}
+
+/// The guest of a study.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct GuestRecord {
+    /// What executed its instructions.
+    pub accelerator: Accelerator,
+    /// The machine that it saw.
+    pub machine: Machine,
+}
+
 /// What a guest is made of.
 #[derive(Debug)]
 pub struct GuestOptions<'a> {
@@ -91,9 +116,9 @@ pub struct GuestOptions<'a> {
     pub accelerator: Option<Accelerator>,
     /// Sockets of vhost-user devices. The guest tells them apart by their serial numbers.
     pub disks: &'a [PathBuf],
-    /// Whether it has a network card and the clients of NVMe/TCP, iSCSI and SMB. It reaches this
-    /// host's loopback as [`HOST`].
-    pub has_network: bool,
+    /// The link of its network card, and what is emulated of a network. With a link it has the
+    /// kernel's clients of NVMe/TCP, iSCSI and SMB.
+    pub link: Option<(&'a GuestLink, Option<NetworkSpec>)>,
     /// Folder for the initramfs, the socket and the log. Absolute.
     pub dir: &'a Path,
 }
@@ -117,7 +142,7 @@ impl Guest {
     pub fn start(options: &GuestOptions<'_>) -> Result<Self> {
         let initramfs = options.dir.join("initramfs");
         let (program, _) = options.launcher.command_line();
-        let bytes = initramfs::build(options.kernel, program, options.dir, options.has_network)?;
+        let bytes = initramfs::build(options.kernel, program, options.dir, options.link.is_some())?;
         fs::write(&initramfs, bytes).map_err(LabError::file("write", &initramfs))?;
         // An emulated kernel with several processors rarely dies while it comes up, because it
         // changes its own code while another processor executes it.
@@ -161,8 +186,10 @@ impl Guest {
             match guest.next()? {
                 Some(FromGuest::Ready(machine)) => {
                     guest.machine = machine;
-                    return Ok(guest);
+                    let Some((link, emulated)) = options.link else { return Ok(guest) };
+                    guest.send(&ToGuest::Network { address: link.guest(), emulated })?;
                 }
+                Some(FromGuest::Networked) => return Ok(guest),
                 Some(FromGuest::Failed(sentence)) => return Err(guest.server.failed(None, &sentence)),
                 _ if begun.elapsed() > SILENCE_MAX => {
                     return Err(guest.server.failed(None, "it did not come up in time"));
@@ -172,14 +199,9 @@ impl Guest {
         }
     }
 
-    /// What executes its instructions.
-    pub fn accelerator(&self) -> Accelerator {
-        self.accelerator
-    }
-
-    /// The machine that the guest sees.
-    pub fn machine(&self) -> &Machine {
-        &self.machine
+    /// What it is.
+    pub fn record(&self) -> GuestRecord {
+        GuestRecord { accelerator: self.accelerator, machine: self.machine.clone() }
     }
 
     /// Runs a job of one phase on a disk, which stays attached afterwards.
@@ -198,7 +220,7 @@ impl Guest {
             match self.next()? {
                 Some(FromGuest::Ran(ran)) => return Ok(*ran),
                 Some(FromGuest::Void { first, errors }) => return Err(LabError::Void { first, errors }),
-                Some(FromGuest::Failed(sentence)) => return Err(self.server.failed(None, &sentence)),
+                Some(FromGuest::Failed(sentence)) => return Err(LabError::InGuest(sentence)),
                 Some(FromGuest::Progress(so_far)) => {
                     let name = phase.map_or("", |phase| &phase.name);
                     let snapshot: Snapshot<'_> = so_far.as_snapshot(name);
@@ -206,7 +228,7 @@ impl Guest {
                         return Err(LabError::Stopped);
                     }
                 }
-                Some(FromGuest::Ready(_)) => {
+                Some(FromGuest::Ready(_) | FromGuest::Networked) => {
                     return Err(self.server.failed(None, "it was started again while it measured"));
                 }
                 None if begun.elapsed() > expected + SILENCE_MAX => {
@@ -270,8 +292,10 @@ fn command(accelerator: Accelerator, options: &GuestOptions<'_>, initramfs: &Pat
         command.arg("-chardev").arg(format!("socket,id=disk{number},path={}", quoted(disk)));
         command.arg("-device").arg(format!("vhost-user-blk-pci,chardev=disk{number},num-queues=1"));
     }
-    if options.has_network {
-        command.args(["-nic", "user,model=virtio-net-pci"]);
+    if let Some((link, _)) = options.link {
+        command.arg("-netdev").arg(format!("tap,id=net,ifname={},script=no,downscript=no", link.tap()));
+        // Without a boot ROM, which would look for a server first.
+        command.args(["-device", "virtio-net-pci,netdev=net,romfile="]);
     }
     let append = "console=ttyS0 panic=-1 no_timer_check quiet loglevel=3 random.trust_cpu=on";
     // The kernel hands what follows `--` to process 1.

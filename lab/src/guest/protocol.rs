@@ -1,5 +1,6 @@
 //! What host and guest tell each other: one JSON document a line.
 
+use crate::network::NetworkSpec;
 use diskwright_load::{
     figures::Figures,
     job::Job,
@@ -7,12 +8,8 @@ use diskwright_load::{
     run::{Snapshot, Stage},
 };
 use serde::{Deserialize, Serialize};
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::SocketAddrV4;
 
-/// This host, as a guest with a network card sees it.
-pub const HOST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
-/// The guest's own address on QEMU's emulated network, which is a fixed one.
-pub(super) const OWN_ADDRESS: &str = "10.0.2.15/24";
 /// Name of the virtio-serial port.
 pub(super) const PORT: &str = "diskwright.lab";
 
@@ -53,6 +50,8 @@ pub enum GuestDisk {
 /// From host to guest.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum ToGuest {
+    /// Give the network card this address, and delay and limit what it sends.
+    Network { address: String, emulated: Option<NetworkSpec> },
     /// Measure a job of one phase on this disk.
     Run { disk: GuestDisk, job: Box<Job> },
     /// Power off.
@@ -64,6 +63,8 @@ pub(super) enum ToGuest {
 pub(super) enum FromGuest {
     /// The guest can measure.
     Ready(Machine),
+    /// The network card has its address.
+    Networked,
     /// The figures of a job that is measured.
     Progress(Progress),
     /// The result of a job.

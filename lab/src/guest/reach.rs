@@ -10,10 +10,10 @@
 //! Nothing is detached: the guest ends instead.
 
 use super::{
-    initramfs::{IP, ISCSISTART, PROGRAMS_DIR},
-    protocol::{GuestDisk, HOST, OWN_ADDRESS, PORT},
+    initramfs::{IP, ISCSISTART, PROGRAMS_DIR, TC},
+    protocol::{GuestDisk, PORT},
 };
-use crate::{LabError, Result};
+use crate::{LabError, Result, network::NetworkSpec};
 use diskwright_store::{CacheMode, RawDevice};
 use rustix::mount::{MountFlags, mount};
 use std::{
@@ -28,8 +28,11 @@ use std::{
 
 /// Longest time for a device to appear.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The network card.
+const CARD: &str = "eth0";
 /// What the guest calls itself.
 const NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:6b1f2a1e-7d57-4bb0-9c3c-6c61622d6775";
+const HOST_ID: &str = "6b1f2a1e-7d57-4bb0-9c3c-6c61622d6775";
 const IQN: &str = "iqn.2026-11.org.example:lab-guest";
 
 /// The disks that are attached.
@@ -63,27 +66,23 @@ pub(super) fn port() -> Result<PathBuf> {
     wait_for("its port", || device_with("virtio-ports", "name", PORT))
 }
 
-/// Gives the network card its address, if the guest has a card.
-pub(super) fn network_up() -> io::Result<()> {
-    if !Path::new("/sys/class/net/eth0").exists() {
-        return Ok(());
-    }
-    for line in [
-        "link set lo up",
-        "link set eth0 up",
-        &format!("address add {OWN_ADDRESS} dev eth0"),
-        &format!("route add default via {}", HOST),
-    ] {
+/// Gives the network card its address. With `emulated` its packets wait for the rate, and for the
+/// whole round trip, because the host may have no `netem`.
+pub(super) fn network_up(address: &str, emulated: Option<&NetworkSpec>) -> io::Result<()> {
+    for line in ["link set lo up", &format!("address add {address} dev {CARD}"), &format!("link set {CARD} up")] {
         program(IP, line.split(' '))?;
     }
-    Ok(())
+    emulated.map_or(Ok(()), |spec| {
+        let words = spec.discipline(CARD, spec.round_trip_ns);
+        program(TC, words.iter().map(String::as_str))
+    })
 }
 
 /// Attaches a disk, and returns its device file or its file.
 fn attach(disk: &GuestDisk) -> Result<PathBuf> {
     let failed = |what: &str, error: io::Error| LabError::BadOptions {
-        what: format!("the guest could not attach a disk by {what}: {error}"),
-        hint: "look at the guest's console, which `--keep` keeps in the scratch folder".into(),
+        what: format!("a disk could not be attached by {what}: {error}"),
+        hint: "look at the guest's console, which `StudyOptions::keep` keeps in the scratch folder".into(),
     };
     match disk {
         GuestDisk::Serial(serial) => {
@@ -91,8 +90,9 @@ fn attach(disk: &GuestDisk) -> Result<PathBuf> {
         }
         GuestDisk::Nvme { server, subsystem } => {
             let (address, port) = (server.ip(), server.port());
-            let line =
-                format!("transport=tcp,traddr={address},trsvcid={port},nqn={subsystem},hostnqn={NQN},nr_io_queues=2");
+            let line = format!(
+                "transport=tcp,traddr={address},trsvcid={port},nqn={subsystem},hostnqn={NQN},hostid={HOST_ID},nr_io_queues=2"
+            );
             // The kernel connects while the line is written.
             let connected = OpenOptions::new().read(true).write(true).open("/dev/nvme-fabrics");
             connected
@@ -152,7 +152,7 @@ fn wait_for(what: &str, find: impl Fn() -> Option<PathBuf>) -> Result<PathBuf> {
             None if begun.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(20)),
             None => {
                 return Err(LabError::BadOptions {
-                    what: format!("the guest does not find {what}"),
+                    what: format!("{what} was not found"),
                     hint: "the kernel needs virtio_pci, virtio_blk and virtio_console".into(),
                 });
             }

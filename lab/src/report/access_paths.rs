@@ -6,6 +6,7 @@ use super::{
 };
 use crate::{
     cells::{Cell as Measured, Compared},
+    guest::{Accelerator, GuestRecord},
     study::access_paths::{
         AccessPath, AccessPathsResult, CLIENTS, PAPER_WITHIN, SERVER_CPU_NS,
         record::{self, CellFigure},
@@ -31,14 +32,10 @@ impl ToChapter for AccessPathsResult {
 
 fn chapter(result: &AccessPathsResult, id: &str, name: &str) -> Chapter {
     let mut blocks = Vec::new();
-    let loads = Compared::all(&result.cells);
+    let [loads, guest_loads] = record::scales(&result.cells);
     if let Some(heavy) = loads.last() {
         blocks.push(Block::Heading("Relative to the disk in process".into()));
-        blocks.push(Block::Plots(vec![
-            scale_bars(&loads, &format!("{id}-iops"), &IOPS),
-            scale_bars(&loads, &format!("{id}-latency"), &LATENCY),
-        ]));
-        blocks.push(Block::Table(scale_table(&loads)));
+        blocks.extend(scale(&loads, "the disk in process", id));
         blocks.push(Block::Text(format!(
             "The paper compares Fibre Channel (100), iSCSI and SMB 3.0 on one storage system. According to the paper, all are within {:.0} % of one another in throughput and within {:.0} % in latency at every load, and their CPU use is not significantly different; the charts’ figures are not in the text.",
             100.0 * PAPER_WITHIN.0,
@@ -50,6 +47,14 @@ fn chapter(result: &AccessPathsResult, id: &str, name: &str) -> Chapter {
     for load in &loads {
         blocks.push(Block::Table(details(load)));
     }
+    if let Some(guest) = result.guest.as_ref().filter(|_| !guest_loads.is_empty()) {
+        blocks.push(Block::Heading("In a guest, relative to its vhost-user disk".into()));
+        blocks.push(Block::Text(in_guest(guest)));
+        blocks.extend(scale(&guest_loads, "the vhost-user disk", &format!("{id}-guest")));
+        for load in &guest_loads {
+            blocks.push(Block::Table(guest_details(load)));
+        }
+    }
     blocks.push(Block::Table(ways(result)));
     blocks.extend(how_measured(&result.head, facts(result)));
     let mut badges = parts::badges(&result.head, result.rounds_measured(), result.quick);
@@ -59,25 +64,37 @@ fn chapter(result: &AccessPathsResult, id: &str, name: &str) -> Chapter {
     parts::chapter(&result.head, (id, name), "Study of access paths", badges, blocks)
 }
 
+/// Charts and a table on the paper’s scale. `base` is what has 100.
+fn scale(loads: &[Compared<'_>], base: &str, id: &str) -> [Block; 2] {
+    let bars = |figure: &OnScale, end: &str| scale_bars(loads, base, &format!("{id}-{end}"), figure);
+    [Block::Plots(vec![bars(&IOPS, "iops"), bars(&LATENCY, "latency")]), Block::Table(scale_table(loads, base))]
+}
+
+/// What a reader must know of the figures of a guest.
+fn in_guest(guest: &GuestRecord) -> String {
+    let emulated = match guest.accelerator {
+        Accelerator::Kvm => "",
+        Accelerator::Tcg => {
+            " Its processor is emulated, so its IOPS and response times are those of the emulation: compare them with one another only. The CPU time of the servers is that of this host."
+        }
+    };
+    format!(
+        "The clients are those of the guest’s kernel ({}; {}). The guest reaches this host by a tap device.{emulated}",
+        guest.accelerator.name(),
+        guest.machine.kernel
+    )
+}
+
 /// A figure on the paper’s scale, where the base is 100.
 struct OnScale {
-    title: &'static str,
-    axis: &'static str,
+    what: &'static str,
     of: CellFigure,
 }
 
-const IOPS: OnScale = OnScale {
-    title: "Throughput, the disk in process = 100",
-    axis: "IOPS (in process = 100; whiskers: the rounds' range)",
-    of: record::iops,
-};
-const LATENCY: OnScale = OnScale {
-    title: "Response time, the disk in process = 100",
-    axis: "mean response time (in process = 100; whiskers: the rounds' range)",
-    of: record::mean_ns,
-};
+const IOPS: OnScale = OnScale { what: "Throughput", of: record::iops };
+const LATENCY: OnScale = OnScale { what: "Mean response time", of: record::mean_ns };
 
-fn scale_bars(loads: &[Compared<'_>], id: &str, figure: &OnScale) -> Markup {
+fn scale_bars(loads: &[Compared<'_>], base: &str, id: &str, figure: &OnScale) -> Markup {
     let mut bars = Vec::new();
     for load in loads {
         for way in AccessPath::ALL {
@@ -99,13 +116,13 @@ fn scale_bars(loads: &[Compared<'_>], id: &str, figure: &OnScale) -> Markup {
     }
     BarChart {
         id: id.into(),
-        title: figure.title.into(),
+        title: format!("{}, {base} = 100", figure.what),
         description: bars.iter().map(|bar| bar.tooltip.clone()).collect::<Vec<_>>().join("; "),
-        axis: figure.axis,
+        axis: "whiskers: the rounds' range",
         write: &short,
         parts: vec![],
         bars,
-        reference: Some((100.0, "in process".into())),
+        reference: Some((100.0, base.into())),
     }
     .render()
 }
@@ -209,8 +226,8 @@ fn curve(loads: &[Compared<'_>], id: &str) -> Markup {
     .render()
 }
 
-fn scale_table(loads: &[Compared<'_>]) -> Table {
-    let mut table = Table::new("Relative to the disk in process in the same round (= 100)", &["way"]);
+fn scale_table(loads: &[Compared<'_>], base: &str) -> Table {
+    let mut table = Table::new(format!("Relative to {base} in the same round (= 100)"), &["way"]);
     for load in loads {
         table.heads.extend([format!("IOPS, {}", load.part), format!("response time, {}", load.part)]);
     }
@@ -274,6 +291,28 @@ fn details(load: &Compared<'_>) -> Table {
     table
 }
 
+fn guest_details(load: &Compared<'_>) -> Table {
+    let mut table = Table::new(
+        format!("{}; medians of the rounds", load.load),
+        &["way", "IOPS", "min", "max", "MB/s", "mean", "p99", "CPU, server"],
+    );
+    for way in AccessPath::ALL {
+        let Some(cell) = load.cell(way.name()) else { continue };
+        let (Some(medians), Some(iops)) = (cell.medians(), cell.summary_of(|round| round.iops)) else { continue };
+        table.row(vec![
+            Cell::text(way.name()),
+            Cell::figure(iops.median, rate),
+            Cell::figure(iops.min, rate),
+            Cell::figure(iops.max, rate),
+            Cell::figure(medians.mb_per_s, rate),
+            Cell::figure(medians.mean_ns, time),
+            Cell::figure(medians.p99_ns, time),
+            Cell::maybe(server_cpu_ns(cell), time),
+        ]);
+    }
+    table
+}
+
 fn ways(result: &AccessPathsResult) -> Table {
     let mut table = Table::new("The ways to the disk", &["way", "description", "measured"]);
     for record in &result.ways {
@@ -296,5 +335,8 @@ fn facts(result: &AccessPathsResult) -> Vec<(String, String)> {
     add("Workload", "8K random, 70 % reads, incompressible contents".into());
     add("Cell", format!("{}, a fifth of it warm-up", time(result.cell_ns as f64)));
     add("Between cells", "the ephemeral child with the writes is dropped".into());
+    if let Some(network) = result.network {
+        add("Emulated network", network.to_string());
+    }
     facts
 }

@@ -3,6 +3,7 @@
 
 mod access_paths;
 mod containers;
+mod guest;
 mod native_and_guest;
 mod queue_depth;
 mod raw_and_file;
@@ -26,7 +27,7 @@ enum Study {
     QueueDepth(Box<queue_depth::QueueDepthArgs>),
     /// Cost of a file system, and of virtual disks on it, compared to the block device.
     RawAndFile(raw_and_file::RawAndFileArgs),
-    /// Cost of NBD and of an attached device, compared to the disk in process.
+    /// Cost of NBD, NVMe/TCP, iSCSI, SMB and an attached device, compared to the disk in process.
     AccessPaths(access_paths::AccessPathsArgs),
     /// The same disks on the host and in a virtual machine.
     NativeAndGuest(native_and_guest::NativeAndGuestArgs),

@@ -101,7 +101,8 @@ pub(super) fn measure(
     Ok(Measured { cells, done, others_cpus: others_cpus / windows, stolen_cpus: stolen_cpus / windows })
 }
 
-fn job(outstanding: u32, plan: &Plan) -> Job {
+/// The load of twenty clients with this many outstanding requests each.
+pub(super) fn job(outstanding: u32, plan: &Plan) -> Job {
     let load = Load {
         name: format!("OLTP, {CLIENTS} clients x {outstanding}"),
         block: Blocks::One(Bytes(8 << 10)),

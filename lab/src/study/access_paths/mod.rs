@@ -1,9 +1,9 @@
-//! The study `access-paths`: the cost of reaching a disk over NBD, NVMe/TCP or iSCSI, or as an
-//! attached device.
+//! The study `access-paths`: the cost of reaching a disk over NBD, NVMe/TCP, iSCSI or SMB, as an
+//! attached device, or from a guest.
 //!
 //! The paper ("Measuring SMB 3.0, iSCSI, and FC Protocols") compares three protocols on one storage
 //! system with an OLTP load of twenty clients. Its scale sets the first protocol to 100. This study
-//! reaches the same fully allocated disk by six access paths, and a raw file by two:
+//! reaches the same fully allocated disk in many ways, on two scales:
 //!
 //! ```text
 //!   in process   generator ─▶ engine ─▶ disk                                        = 100
@@ -14,10 +14,20 @@
 //!   attach       generator ─▶ loop device ─▶ FUSE ─▶ `attach` ─▶ engine ─▶ disk
 //!   raw file     generator ─▶ raw file               control: no container
 //!   qemu-nbd     generator ─▶ client ─▶ unix socket ─▶ qemu-nbd ─▶ raw file          peer
+//!
+//!   in a guest:
+//!   vhost-user   generator ─▶ virtio-blk ─▶ QEMU, `serve` ─▶ engine ─▶ disk         = 100
+//!   NVMe/TCP     generator ─▶ the kernel's host ─▶ `serve` ─▶ engine ─▶ disk
+//!   iSCSI        generator ─▶ the kernel's initiator ─▶ `serve` ─▶ engine ─▶ disk
+//!   SMB          generator ─▶ the kernel's client ─▶ Samba ─▶ FUSE ─▶ `attach` ─▶ engine ─▶ disk
 //! ```
 //!
-//! Each cell begins with the disk as it was filled: writes go to an ephemeral child that is dropped
-//! with its server. The raw file is overwritten in place with incompressible data. Servers are
+//! Host and guest are never on one scale: the guest's processor may be emulated. The ways over TCP
+//! are measured a second time over an emulated network, because loopback has no delay and no limit.
+//!
+//! On the host each cell begins with the disk as it was filled: writes go to an ephemeral child
+//! that is dropped with its server. The raw file is overwritten in place with incompressible data.
+//! In the guest each access path begins so, and its three loads follow one another. Servers are
 //! child processes of this program, so their CPU time can be read. The CPU time of kernel threads
 //! behind a loop device is only in the machine's figure.
 //!
@@ -27,24 +37,29 @@
 //! | `record.rs` | the saved result, and figures computed from it |
 //! | `setup.rs` | sets up an access path for each cell, and always takes it down |
 //! | `measure.rs` | one cell; interleaved rounds |
+//! | `in_guest.rs`, `samba.rs` | the access paths from a guest; a Samba server for one of them |
 //! | `verdict.rs` | the verdict |
 
 #[cfg(test)]
 pub(crate) mod example;
+mod in_guest;
 mod measure;
 mod options;
 mod paper;
 pub mod record;
+mod samba;
 mod setup;
 pub mod verdict;
 
 pub use options::AccessPathsOptions;
 pub use paper::{CLIENTS, LOADS, PAPER_WITHIN};
-pub use record::{AccessPath, AccessPathRecord, AccessPathsResult, SCHEMA, SERVER_CPU_NS};
+pub use record::{AccessPath, AccessPathRecord, AccessPathsResult, NetworkRecord, SCHEMA, SERVER_CPU_NS};
 
 use crate::{
     LabError, Result,
     cells::Compared,
+    guest::GuestRecord,
+    network::Network,
     progress::{Progress, report},
     ratio::Ratio,
     scratch::Scratch,
@@ -68,8 +83,8 @@ use std::{
 /// child between cells would take longer than measuring.
 const QUICK_BYTES: u64 = 256 << 20;
 const FULL_BYTES: u64 = 16 << 30;
-/// After this time a quick study begins no more rounds.
-const QUICK_TIME: Duration = Duration::from_secs(120);
+/// After this time a quick study begins no more rounds on the host. One round in the guest follows.
+const QUICK_TIME: Duration = Duration::from_secs(80);
 const SEED: u64 = 0x7061_7468;
 
 /// Runs the study and saves its result. Servers, devices and the scratch folder are removed in all
@@ -95,7 +110,7 @@ pub fn run(options: &AccessPathsOptions, progress: &mut dyn Progress) -> Result<
     let begun = study.begin("access-paths", SCHEMA)?;
     let plan = Plan {
         rounds: study.rounds_or(study.pick(3, 5))?,
-        cell: study.cell.unwrap_or(Duration::from_secs(study.pick(1, 30))),
+        cell: study.cell.unwrap_or(Duration::from_millis(study.pick(600, 30_000))),
         engine: study.engine,
         seed: SEED,
         until: (study.quick && study.rounds.is_none()).then(|| begun.start + QUICK_TIME),
@@ -106,16 +121,29 @@ pub fn run(options: &AccessPathsOptions, progress: &mut dyn Progress) -> Result<
     scratch.need("the study", 3 * size_bytes + (1 << 30))?;
     let disks = prepare(&scratch, container, size_bytes, options, progress)?;
     scratch.settle()?;
-    let ways = disks.probe(progress)?;
+    let mut ways = disks.probe(options, progress)?;
     let to_measure: Vec<AccessPath> =
         ways.iter().filter(|record| record.skipped.is_none()).map(|record| record.way).collect();
-    let measured = measure::measure(&disks, &to_measure, &plan, progress)?;
+    let mut measured = measure::measure(&disks, &to_measure, &plan, progress)?;
+    let in_guest = if measured.done.stopped {
+        in_guest::Measured::default()
+    } else {
+        let rounds = if study.quick && study.rounds.is_none() { 1 } else { plan.rounds };
+        let plan = Plan { rounds, until: None, ..plan };
+        in_guest::measure(&disks, options, &plan, progress)?
+    };
+    measured.cells.extend(in_guest.cells);
+    ways.extend(in_guest.ways);
+    let is_used = ways.iter().any(|record| record.skipped.is_none() && record.way.is_over_network());
+    let has_delay = disks.network.as_ref().is_ok_and(Network::has_delay);
+    let network = options.network.filter(|_| is_used).map(|spec| NetworkRecord { spec, has_delay });
     let mut warnings = shared::of_machine(&begun.head.machine);
-    warnings.extend(warnings_of(&measured, &ways, disks.cache));
-    let (whole, stopped) = (measured.done.whole, measured.done.stopped);
+    warnings.extend(warnings_of(&measured, &ways, network, disks.cache));
+    warnings.extend(in_guest.guest.as_ref().and_then(|guest| stalling_host(guest, &ways)));
+    let (whole, stopped) = (measured.done.whole, measured.done.stopped || in_guest.stopped);
     if whole < plan.rounds && !stopped {
         let what = format!("{} of {} rounds", plan.rounds - whole, plan.rounds);
-        let why = "the time budget of two minutes ended; the machine is slow or busy".into();
+        let why = "the time budget of a quick study ended; the machine is slow or busy".into();
         warnings.push(Warning::LeftOut { what, why });
     }
     let verdict = verdict::verdict(&measured.cells, &ways, stopped.then_some((whole, plan.rounds)));
@@ -129,6 +157,8 @@ pub fn run(options: &AccessPathsOptions, progress: &mut dyn Progress) -> Result<
         cell_ns: plan.cell.as_nanos() as u64,
         rounds: plan.rounds,
         ways,
+        network,
+        guest: in_guest.guest,
         cells: measured.cells,
     };
     Ok(StudyReport::save(result, &begun.output, stopped))
@@ -162,17 +192,37 @@ fn prepare(
     let raw_dir = dir.join("raw");
     std::fs::create_dir(&raw_dir).map_err(LabError::file("create", &raw_dir))?;
     let (raw, _) = make(Container::Raw, &raw_dir)?;
-    Ok(Disks { container, disk, raw, dir, cache, engine, program: options.program.clone() })
+    let network = options.network.as_ref().map_or_else(|| Err("no network was wanted".into()), Network::start);
+    let (program, emulated) = (options.program.clone(), options.network);
+    Ok(Disks { container, disk, raw, dir, cache, engine, program, emulated, network })
+}
+
+/// The warning about the NVMe/TCP host of a guest's kernel, which is fixed in a newer one.
+fn stalling_host(guest: &GuestRecord, ways: &[AccessPathRecord]) -> Option<Warning> {
+    let is_nvme = |way| matches!(way, AccessPath::GuestNvme | AccessPath::GuestNvmeNetwork);
+    let is_measured = ways.iter().any(|record| record.skipped.is_none() && is_nvme(record.way));
+    let kernel = &guest.machine.kernel;
+    let major = kernel.strip_prefix("Linux ")?.split('.').next()?.parse::<u32>().ok()?;
+    (is_measured && major < 7).then(|| Warning::StallingHost { kernel: kernel.clone() })
 }
 
 /// Warnings about the measured cells.
-fn warnings_of(measured: &Measured, ways: &[AccessPathRecord], cache: CacheMode) -> Vec<Warning> {
+fn warnings_of(
+    measured: &Measured,
+    ways: &[AccessPathRecord],
+    network: Option<NetworkRecord>,
+    cache: CacheMode,
+) -> Vec<Warning> {
     let mut warnings = Vec::new();
     if cache == CacheMode::PageCache {
         warnings.push(Warning::DirectNotHonoured { targets: vec!["the disk".into(), "the raw file".into()] });
     }
+    if network.is_some_and(|network| !network.has_delay) {
+        let why = "the kernel has no netem; only the rate is limited".into();
+        warnings.push(Warning::LeftOut { what: "the delay of the emulated network on the host".into(), why });
+    }
     for record in ways {
-        if let Some(why) = &record.skipped {
+        if let Some(why) = record.skipped.as_ref().filter(|why| *why != options::NOT_WANTED) {
             warnings.push(Warning::LeftOut { what: record.way.name().into(), why: why.clone() });
         }
     }
@@ -186,4 +236,24 @@ fn warnings_of(measured: &Measured, ways: &[AccessPathRecord], cache: CacheMode)
     // From cells without a server: the server's CPU time would count as that of other programs.
     warnings.extend(shared::of_others(measured.others_cpus, measured.stolen_cpus));
     warnings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guest::Accelerator;
+    use diskwright_load::machine::Machine;
+
+    #[test]
+    fn a_guest_whose_nvme_host_stalls_is_told() {
+        let warned = |kernel: &str, way, skipped: Option<String>| {
+            let machine = Machine { kernel: kernel.into(), ..Machine::default() };
+            let guest = GuestRecord { accelerator: Accelerator::Tcg, machine };
+            stalling_host(&guest, &[AccessPathRecord { way, skipped }]).is_some()
+        };
+        assert!(warned("Linux 6.12.117+deb12", AccessPath::GuestNvme, None));
+        assert!(!warned("Linux 7.3.4+deb13", AccessPath::GuestNvme, None));
+        assert!(!warned("Linux 6.12.117", AccessPath::GuestIscsi, None));
+        assert!(!warned("Linux 6.12.117", AccessPath::GuestNvmeNetwork, Some("no network was wanted".into())));
+    }
 }

@@ -1,4 +1,5 @@
-use crate::{LabError, Result, study::StudyOptions, targets::Container};
+use super::AccessPath;
+use crate::{LabError, Result, guest::GuestChoice, network::NetworkSpec, study::StudyOptions, targets::Container};
 use std::path::PathBuf;
 
 /// Options of the study.
@@ -14,9 +15,23 @@ pub struct AccessPathsOptions {
     /// The executable to start as a server. If `None`, the access paths that need a server are
     /// skipped.
     pub program: Option<PathBuf>,
+    /// The access paths to measure, with what they are compared with. Default: all.
+    pub only: Vec<AccessPath>,
+    /// The emulated network. If `None`, the access paths over it are skipped.
+    pub network: Option<NetworkSpec>,
+    /// What is needed to measure in a guest. If `None`, the access paths from a guest are skipped.
+    pub guest: Option<GuestChoice>,
 }
 
+/// Why an access path is skipped that is not among [`AccessPathsOptions::only`].
+pub(super) const NOT_WANTED: &str = "it was not asked for";
+
 impl AccessPathsOptions {
+    /// Whether an access path is to be measured.
+    pub(super) fn wants(&self, way: AccessPath) -> bool {
+        self.only.is_empty() || self.only.iter().any(|one| *one == way || one.base() == way)
+    }
+
     /// The path of the running program, for [`Self::program`].
     ///
     /// # Errors

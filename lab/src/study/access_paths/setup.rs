@@ -4,9 +4,10 @@
 //! waits for its clients. SIGTERM ends a server; for `attach` it also detaches the device. The
 //! ephemeral child is an unlinked file, so its space is freed when the server's process ends.
 
-use super::{AccessPath, AccessPathRecord, CLIENTS};
+use super::{AccessPath, AccessPathRecord, AccessPathsOptions, CLIENTS, options::NOT_WANTED};
 use crate::{
     LabError, Result,
+    network::{Network, NetworkSpec},
     open::{self, OpenHow},
     peer,
     progress::{Progress, report},
@@ -22,7 +23,7 @@ use diskwright_store::{CacheMode, EngineKind};
 use std::{
     ffi::OsString,
     fs,
-    net::TcpStream,
+    net::{Ipv4Addr, SocketAddrV4, TcpStream},
     path::{Path, PathBuf},
     process::Command,
 };
@@ -40,6 +41,10 @@ pub(super) struct Disks {
     pub engine: EngineKind,
     /// The executable to start as a server.
     pub program: Option<PathBuf>,
+    /// What network is to be emulated.
+    pub emulated: Option<NetworkSpec>,
+    /// The emulated network of this host, or why there is none.
+    pub network: std::result::Result<Network, String>,
 }
 
 /// An access path that is set up. The field order matters: the target is dropped before its server.
@@ -76,16 +81,22 @@ impl Open {
 }
 
 impl Disks {
-    /// Tries each access path once. An access path that this machine does not support is recorded
-    /// as skipped.
+    /// Tries each access path of this host once. An access path that this machine does not support
+    /// is recorded as skipped.
     ///
     /// # Errors
     /// [`LabError::Stopped`]; a supported access path that fails.
-    pub(super) fn probe(&self, progress: &mut dyn Progress) -> Result<Vec<AccessPathRecord>> {
+    pub(super) fn probe(
+        &self,
+        options: &AccessPathsOptions,
+        progress: &mut dyn Progress,
+    ) -> Result<Vec<AccessPathRecord>> {
         let mut ways = Vec::new();
-        for (index, way) in AccessPath::ALL.into_iter().enumerate() {
-            report(progress, "probe", index as u64, AccessPath::ALL.len() as u64, way.name())?;
-            let skipped = match (self.missing(way), way) {
+        let here: Vec<_> = AccessPath::ALL.into_iter().filter(|way| !way.is_in_guest()).collect();
+        for (index, &way) in here.iter().enumerate() {
+            report(progress, "probe", index as u64, here.len() as u64, way.name())?;
+            let missing = if options.wants(way) { self.missing(way) } else { Some(NOT_WANTED.into()) };
+            let skipped = match (missing, way) {
                 (Some(missing), _) => Some(missing),
                 // A loop device may be unusable (in a container for example), and this shows only
                 // when one is made.
@@ -102,21 +113,33 @@ impl Disks {
 
     /// Why this machine does not support an access path; `None` if it does.
     fn missing(&self, way: AccessPath) -> Option<String> {
-        let no_program = || "the caller gave no way to start this program as a server".to_owned();
         match way {
-            AccessPath::InProcess | AccessPath::RawFile => None,
-            AccessPath::Nbd | AccessPath::NbdTcp | AccessPath::NvmeTcp | AccessPath::Iscsi => {
-                self.program.is_none().then(no_program)
+            AccessPath::InProcess | AccessPath::RawFile => return None,
+            AccessPath::QemuNbd => {
+                return peer::find("qemu-nbd").is_none().then(|| peer::missing("qemu-nbd", "qemu-utils"));
             }
-            AccessPath::Attach if self.program.is_none() => Some(no_program()),
+            _ => {}
+        }
+        self.no_server().or_else(|| match way {
             AccessPath::Attach if !nix::unistd::geteuid().is_root() => {
                 Some("block devices need root (use sudo)".into())
             }
             AccessPath::Attach => ["/dev/fuse", "/dev/loop-control"]
                 .into_iter()
                 .find_map(|device| Some(format!("{device} cannot be opened: {}", fs::File::open(device).err()?))),
-            AccessPath::QemuNbd => peer::find("qemu-nbd").is_none().then(|| peer::missing("qemu-nbd", "qemu-utils")),
-        }
+            _ if way.is_over_network() => self.network.as_ref().err().cloned(),
+            _ => None,
+        })
+    }
+
+    /// The network that is emulated between a guest and the servers of an access path.
+    pub(super) fn emulated_for(&self, way: AccessPath) -> Option<NetworkSpec> {
+        self.emulated.filter(|_| way.is_over_network())
+    }
+
+    /// Why no server can be started; `None` if one can.
+    pub(super) fn no_server(&self) -> Option<String> {
+        self.program.is_none().then(|| "the caller gave no way to start this program as a server".into())
     }
 
     /// Sets up an access path. The disk is as it was filled.
@@ -132,16 +155,21 @@ impl Disks {
             }
             AccessPath::Nbd => {
                 let socket = self.socket("diskwright")?;
-                let mut command = self.serve();
+                let mut command = self.serve(way, "");
                 command.arg("--nbd").arg(&socket);
                 self.over_nbd(Server::listening(command, &socket, "serve")?, &socket)
             }
-            AccessPath::NbdTcp => {
-                let uri = |port| NbdUri { connections: Some(CLIENTS as usize), ..NbdUri::tcp("127.0.0.1", port, "") };
-                self.over_tcp("--nbd", |port| uri(port).to_string())
+            AccessPath::NbdTcp | AccessPath::NbdNetwork => self.over_tcp(way, "--nbd", |server| {
+                let address = server.ip().to_string();
+                let uri = NbdUri::tcp(&address, server.port(), "");
+                NbdUri { connections: Some(CLIENTS as usize), ..uri }.to_string()
+            }),
+            AccessPath::NvmeTcp | AccessPath::NvmeNetwork => {
+                self.over_tcp(way, "--nvme", |server| format!("nvme://{server}"))
             }
-            AccessPath::NvmeTcp => self.over_tcp("--nvme", |port| format!("nvme://127.0.0.1:{port}")),
-            AccessPath::Iscsi => self.over_tcp("--iscsi", |port| format!("iscsi://127.0.0.1:{port}")),
+            AccessPath::Iscsi | AccessPath::IscsiNetwork => {
+                self.over_tcp(way, "--iscsi", |server| format!("iscsi://{server}"))
+            }
             AccessPath::QemuNbd => {
                 let socket = self.socket("qemu")?;
                 let mut command = Command::new(peer::find("qemu-nbd").unwrap_or_else(|| "qemu-nbd".into()));
@@ -150,6 +178,16 @@ impl Disks {
                 self.over_nbd(Server::listening(command, &socket, "qemu-nbd")?, &socket)
             }
             AccessPath::Attach => self.attach(),
+            AccessPath::GuestVhostUser
+            | AccessPath::GuestNvme
+            | AccessPath::GuestNvmeNetwork
+            | AccessPath::GuestIscsi
+            | AccessPath::GuestIscsiNetwork
+            | AccessPath::GuestSmb
+            | AccessPath::GuestSmbNetwork => Err(LabError::BadOptions {
+                what: format!("{} is not a way on this host", way.name()),
+                hint: "please report this".into(),
+            }),
         }
     }
 
@@ -170,9 +208,16 @@ impl Disks {
         Ok(Open { target, server: None })
     }
 
+    /// The namespace of the servers of an access path, if they are in another one.
+    fn network_of(&self, way: AccessPath) -> Option<&Network> {
+        self.network.as_ref().ok().filter(|_| way.is_over_network() && !way.is_in_guest())
+    }
+
     /// The command line of this program for a subcommand, with the options of the disk.
-    fn own(&self, word: &str) -> Command {
-        let mut command = Command::new(self.program.as_deref().unwrap_or(Path::new("diskwright")));
+    pub(super) fn own(&self, way: AccessPath, word: &str) -> Command {
+        let program = self.program.as_deref().unwrap_or(Path::new("diskwright"));
+        let mut command =
+            self.network_of(way).map_or_else(|| Command::new(program), |network| network.command(program));
         command.args([word, "--quiet", "--cache=direct"]).env("TMPDIR", &self.dir);
         if self.container == Container::Raw {
             command.arg("--format=raw");
@@ -180,27 +225,36 @@ impl Disks {
         command
     }
 
-    /// The command line of a server of the disk whose writes are dropped.
-    fn serve(&self) -> Command {
-        let mut command = self.own("serve");
-        let mut export = OsString::from("=");
+    /// The command line of a server of the disk under this name, whose writes are dropped.
+    pub(super) fn serve(&self, way: AccessPath, name: &str) -> Command {
+        let mut command = self.own(way, "serve");
+        let mut export = OsString::from(name);
+        export.push("=");
         export.push(&self.disk);
         command.arg(export).arg("--ephemeral").arg("--ephemeral-dir").arg(&self.dir);
         command
     }
 
-    /// Serves by the protocol of this option on loopback. `uri` names the disk at a port.
-    fn over_tcp(&self, option: &str, uri: impl FnOnce(u16) -> String) -> Result<Open> {
-        let port = free_port()?;
-        let mut command = self.serve();
-        command.arg(option).arg(format!("127.0.0.1:{port}")).arg("--insecure-writes");
+    /// Starts a server of the disk by the protocol of the last of these options, on a port of this
+    /// address. Returns it with its address.
+    pub(super) fn serve_tcp(&self, way: AccessPath, options: &[&str], on: Ipv4Addr) -> Result<(Server, SocketAddrV4)> {
+        let address = SocketAddrV4::new(on, free_port()?);
+        let mut command = self.serve(way, "");
+        command.args(options).arg(address.to_string()).arg("--insecure-writes");
         let mut server = Server::start(command, &self.dir, "serve")?;
-        server.wait_until("it did not listen in time", || TcpStream::connect(("127.0.0.1", port)).is_ok())?;
-        let target = self.target(Some(&uri(port)), None)?;
+        server.wait_until("it did not listen in time", || TcpStream::connect(address).is_ok())?;
+        Ok((server, address))
+    }
+
+    /// Serves by the protocol of this option. `uri` names the disk at an address.
+    fn over_tcp(&self, way: AccessPath, option: &str, uri: impl FnOnce(SocketAddrV4) -> String) -> Result<Open> {
+        let on = self.network_of(way).map_or(Ipv4Addr::LOCALHOST, Network::server);
+        let (server, address) = self.serve_tcp(way, &[option], on)?;
+        let target = self.target(Some(&uri(address)), None)?;
         Ok(Open { target, server: Some(Serving { server, io_pid: None }) })
     }
 
-    fn socket(&self, name: &str) -> Result<PathBuf> {
+    pub(super) fn socket(&self, name: &str) -> Result<PathBuf> {
         let socket = self.dir.join(format!("{name}.sock"));
         match fs::remove_file(&socket) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -217,7 +271,7 @@ impl Disks {
     }
 
     fn attach(&self) -> Result<Open> {
-        let mut command = self.own("attach");
+        let mut command = self.own(AccessPath::Attach, "attach");
         command.arg(&self.disk).args(["--ephemeral", "--foreground", "--by=loop"]);
         let mut server = Server::start(command, &self.dir, "attach")?;
         let log = server.log().to_owned();

@@ -2,11 +2,14 @@
 //! the machine has half its speed.
 
 use super::{
-    GuestRecord, NativeAndGuestResult, SCHEMA,
+    NativeAndGuestResult, SCHEMA,
     record::{self, GUEST, NATIVE, NULL, SERVER_BYTES, SERVER_CPU_NS, SERVER_REQUESTS},
     verdict::verdict,
 };
-use crate::{cells::Cell, guest::Accelerator};
+use crate::{
+    cells::Cell,
+    guest::{Accelerator, GuestRecord},
+};
 use diskwright_load::{
     figures::Figures,
     machine::{Machine, Place, Versions},

@@ -1,13 +1,10 @@
 //! Opens the disks, serves them to the guest, and measures both sides in interleaved rounds.
 
-use super::{
-    options::NativeAndGuestOptions,
-    record::{self, CONTAINERS, GUEST, GuestRecord, NATIVE, NULL, SERVER_BYTES, SERVER_CPU_NS, SERVER_REQUESTS},
-};
+use super::record::{self, CONTAINERS, GUEST, NATIVE, NULL, SERVER_BYTES, SERVER_CPU_NS, SERVER_REQUESTS};
 use crate::{
     LabError, Result,
     cells::Cell,
-    guest::{Guest, GuestDisk, GuestOptions, Kernel, QEMU},
+    guest::{Guest, GuestChoice, GuestDisk, GuestOptions, GuestRecord, Kernel, QEMU},
     measure, peer,
     progress::{Progress, report},
     rounds::{self, Done, Rounds, Steps, Window},
@@ -118,7 +115,7 @@ fn serial(name: &str) -> String {
 pub(super) fn measure(
     scratch: &Scratch,
     kernel: &Kernel,
-    options: &NativeAndGuestOptions,
+    choice: &GuestChoice,
     plan: &Plan,
     progress: &mut dyn Progress,
 ) -> Result<Measured> {
@@ -129,14 +126,11 @@ pub(super) fn measure(
     let cached = cached.filter(|disk| disk.cache == CacheMode::PageCache).map(|disk| disk.name().to_owned()).collect();
     report(progress, "boot", 0, 1, "the guest")?;
     let sockets: Vec<PathBuf> = subjects.iter().map(|subject| subject.socket.clone()).collect();
-    let launcher = options.launcher.as_ref().ok_or_else(|| LabError::BadOptions {
-        what: "the caller gave no way to start this program in a guest".into(),
-        hint: "please report this".into(),
-    })?;
-    let accelerator = options.accelerator;
-    let how = GuestOptions { kernel, launcher, accelerator, disks: &sockets, has_network: false, dir: &dir };
+    let GuestChoice { launcher, accelerator, .. } = choice;
+    let (accelerator, disks) = (*accelerator, &*sockets);
+    let how = GuestOptions { kernel, launcher, accelerator, disks, link: None, dir: &dir };
     let mut guest = Guest::start(&how)?;
-    let record = GuestRecord { accelerator: guest.accelerator(), machine: guest.machine().clone() };
+    let record = guest.record();
     let measured = rounds(&subjects, &mut guest, plan, progress);
     // A guest that was stopped in a window does not answer any more.
     match &measured {

@@ -35,7 +35,7 @@ pub mod record;
 pub mod verdict;
 
 pub use options::NativeAndGuestOptions;
-pub use record::{GuestRecord, NativeAndGuestResult, SCHEMA};
+pub use record::{NativeAndGuestResult, SCHEMA};
 
 use crate::{
     Result,
@@ -83,7 +83,7 @@ fn workloads(quick: bool) -> Vec<Workload> {
 /// [`LabError::Stopped`]: crate::LabError::Stopped
 pub fn run(options: &NativeAndGuestOptions, progress: &mut dyn Progress) -> Result<StudyReport<NativeAndGuestResult>> {
     let study = &options.study;
-    let kernel = Kernel::find(options.kernel.as_deref())?;
+    let kernel = Kernel::find(options.guest.kernel.as_deref())?;
     measure::need_qemu()?;
     let wanted_bytes = options.size_bytes.unwrap_or(study.pick(QUICK_BYTES, FULL_BYTES));
     let size_bytes = wanted_bytes.max(1).next_multiple_of(32 << 20);
@@ -102,7 +102,7 @@ pub fn run(options: &NativeAndGuestOptions, progress: &mut dyn Progress) -> Resu
     let place = Place::detect(scratch.path());
     scratch.need("the study", 3 * size_bytes + (1 << 30))?;
     let watch = OtherLoad::watch();
-    let measured = measure::measure(&scratch, &kernel, options, &plan, progress)?;
+    let measured = measure::measure(&scratch, &kernel, &options.guest, &plan, progress)?;
     let mut warnings = shared::of_machine(&begun.head.machine);
     warnings.extend(warnings_of(&measured, &plan));
     // QEMU is another process, and keeps its processors busy on purpose: only stolen time counts.

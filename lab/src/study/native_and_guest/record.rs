@@ -2,10 +2,10 @@
 
 use crate::{
     cells::{Cell, Cells},
-    guest::Accelerator,
+    guest::GuestRecord,
     targets::Container,
 };
-use diskwright_load::{machine::Machine, record::Head, workload::Workload};
+use diskwright_load::{record::Head, workload::Workload};
 use diskwright_stats::summary::median;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -32,15 +32,6 @@ pub const SERVER_BYTES: &str = "server_bytes_per_byte";
 
 /// The containers that are measured, besides the `null` disk.
 pub const CONTAINERS: [Container; 3] = [Container::Raw, Container::VhdFixed, Container::VhdxDynamic];
-
-/// The guest of a study.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
-pub struct GuestRecord {
-    /// What executed its instructions.
-    pub accelerator: Accelerator,
-    /// The machine that it saw.
-    pub machine: Machine,
-}
 
 /// The result of the study; a partial result has fewer rounds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]

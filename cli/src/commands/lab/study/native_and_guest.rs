@@ -1,18 +1,14 @@
 //! `diskwright lab study native-and-guest`.
 
+use super::guest::GuestArgs;
 use crate::{
-    commands::experiment::{self, CHILD_COMMAND, ExperimentArgs},
+    commands::experiment::{self, ExperimentArgs},
     context::Context,
     exit::Outcome,
     sizes,
 };
-use clap::{Args, ValueEnum};
-use diskwright_lab::{
-    ChildLauncher,
-    guest::Accelerator,
-    study::native_and_guest::{self, NativeAndGuestOptions},
-};
-use std::path::PathBuf;
+use clap::Args;
+use diskwright_lab::study::native_and_guest::{self, NativeAndGuestOptions};
 
 /// Arguments of `lab study native-and-guest`.
 #[derive(Debug, Args)]
@@ -52,32 +48,15 @@ pub struct NativeAndGuestArgs {
     /// Size of each disk. [default: 8G; 256M with --quick]
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse)]
     size: Option<u64>,
-    /// Folder with the guest's kernel.
-    #[arg(long, value_name = "DIR")]
-    kernel: Option<PathBuf>,
-    /// What executes the guest's instructions. [default: kvm if it works, else tcg]
-    #[arg(long, value_enum)]
-    accelerator: Option<By>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum By {
-    /// The machine's processors.
-    Kvm,
-    /// QEMU's emulation.
-    Tcg,
+    #[command(flatten)]
+    guest: GuestArgs,
 }
 
 pub fn run(context: &mut Context, args: &NativeAndGuestArgs) -> Outcome {
     let options = NativeAndGuestOptions {
         study: args.experiment.study(&context.global),
         size_bytes: args.size,
-        kernel: args.kernel.clone(),
-        accelerator: args.accelerator.map(|by| match by {
-            By::Kvm => Accelerator::Kvm,
-            By::Tcg => Accelerator::Tcg,
-        }),
-        launcher: Some(ChildLauncher::current_exe([CHILD_COMMAND])?),
+        guest: args.guest.choice()?,
     };
     let mut steps = context.steps();
     let report = native_and_guest::run(&options, &mut steps);

@@ -1,0 +1,256 @@
+//! Measures the access paths from a guest.
+//!
+//! Each access path of a round has a guest and servers of its own, so it begins with the disk as it
+//! was filled. The three loads are measured one after another in that guest, as a test sequence of
+//! the paper: the heavier loads find what the lighter ones have written.
+//!
+//! ```text
+//!   serve --vhost-user ── QEMU's device ── virtio-blk ────────┐
+//!   serve --nvme, --iscsi ── TCP ── client of the kernel ─────┼─ generator in the guest
+//!   attach --fuse ── smbd ── TCP ── SMB client of the kernel ─┘
+//! ```
+//!
+//! The guest reaches this host by a tap device. Over the emulated network it delays its own packets
+//! by the round trip, and both sides limit the rate. The CPU time of a server is that of `serve`,
+//! or of `attach` and Samba together. An access path that fails in the first round is recorded as
+//! skipped.
+
+use super::{
+    AccessPath, AccessPathRecord, AccessPathsOptions, LOADS, SERVER_CPU_NS,
+    measure::{self, Plan},
+    options::NOT_WANTED,
+    record, samba,
+    setup::Disks,
+};
+use crate::{
+    LabError, Result,
+    cells::Cell,
+    guest::{Guest, GuestChoice, GuestDisk, GuestOptions, GuestRecord, Kernel, QEMU},
+    network::GuestLink,
+    peer,
+    progress::Progress,
+    rounds::{self, Rounds, Steps, Window},
+    server::{Server, free_port},
+};
+use diskwright_load::run::Watch;
+use std::{fs, net::SocketAddrV4, path::PathBuf};
+
+/// Name of the disk, which a guest sees as its serial number.
+const DISK: &str = "disk";
+const SUBSYSTEM: &str = "nqn.2026-11.org.example:lab";
+const TARGET: &str = "iqn.2026-11.org.example:lab";
+/// Name of the file in the folder that `attach --fuse` makes.
+const VIEW_FILE: &str = "disk";
+
+/// What was measured in the guest.
+#[derive(Debug, Default)]
+pub(super) struct Measured {
+    pub(super) cells: Vec<Cell>,
+    pub(super) ways: Vec<AccessPathRecord>,
+    pub(super) guest: Option<GuestRecord>,
+    pub(super) stopped: bool,
+}
+
+/// An access path that is set up for a guest: servers, and the disk as the guest reaches it. The
+/// last server is stopped first.
+struct Open {
+    servers: Vec<Server>,
+    disk: GuestDisk,
+    /// Sockets of vhost-user devices.
+    sockets: Vec<PathBuf>,
+    /// The link of the guest, for the ways over TCP.
+    link: Option<GuestLink>,
+}
+
+impl Open {
+    fn cpu_ns(&self) -> Result<u64> {
+        self.servers.iter().map(Server::group_cpu_ns).sum()
+    }
+
+    fn close(mut self) -> Result<()> {
+        while let Some(server) = self.servers.pop() {
+            server.stop()?;
+        }
+        Ok(())
+    }
+}
+
+/// Measures every access path of the guest at every load. A quick study measures none of them over
+/// the emulated network, unless it is asked for.
+///
+/// # Errors
+/// A failure of the host. What fails in the guest is recorded.
+pub(super) fn measure(
+    disks: &Disks,
+    options: &AccessPathsOptions,
+    plan: &Plan,
+    progress: &mut dyn Progress,
+) -> Result<Measured> {
+    let kernel = usable(disks, options.guest.as_ref());
+    let is_quick = options.study.quick && options.only.is_empty();
+    let mut measured = Measured::default();
+    let mut ways = Vec::new();
+    for way in AccessPath::ALL.into_iter().filter(|way| way.is_in_guest()) {
+        let skipped = match &kernel {
+            _ if !options.wants(way) => Some(NOT_WANTED.into()),
+            Err(why) => Some(why.clone()),
+            Ok(_) if is_quick && way.is_over_network() => Some("a quick study does not measure it".into()),
+            Ok(_) => missing(disks, way),
+        };
+        if skipped.is_none() {
+            ways.push(way);
+        }
+        measured.ways.push(AccessPathRecord { way, skipped });
+    }
+    let (Ok((kernel, choice)), false) = (kernel, ways.is_empty()) else { return Ok(measured) };
+    let of_way = |way: AccessPath| LOADS.map(|(load, outstanding)| record::cell(load, outstanding, way));
+    let mut cells: Vec<[Cell; LOADS.len()]> = ways.iter().map(|way| of_way(*way)).collect();
+    let title = |at: Window| Some(format!("{}, round {} of {}", ways[at.cell].name(), at.round + 1, plan.rounds));
+    let mut steps = Steps::new(progress, "guest", plan.rounds * ways.len());
+    let mut window = |at: Window, watch: &dyn Watch| {
+        let way = ways[at.cell];
+        let record = measured.ways.iter_mut().find(|record| record.way == way);
+        let Some(record) = record.filter(|record| record.skipped.is_none()) else { return Ok(()) };
+        match sequence((disks, &kernel, choice), plan, (way, at.round), &mut cells[at.cell], watch) {
+            Ok(guest) => measured.guest = Some(guest),
+            Err(LabError::Stopped) => return Err(LabError::Stopped),
+            Err(error) if at.round == 0 => record.skipped = Some(error.to_string()),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    };
+    let rounds = Rounds { until: plan.until, ..Rounds::new(plan.rounds, plan.seed) };
+    let done = rounds::interleave(&rounds, ways.len(), &mut steps, &title, &mut window)?;
+    // Load by load, as the cells of the host.
+    for load in 0..LOADS.len() {
+        for (way, cells) in ways.iter().zip(&mut cells) {
+            let is_skipped = measured.ways.iter().any(|record| record.way == *way && record.skipped.is_some());
+            if !is_skipped && done.whole > 0 {
+                cells[load].truncate(done.whole);
+                measured.cells.push(cells[load].clone());
+            }
+        }
+    }
+    measured.stopped = done.stopped;
+    Ok(measured)
+}
+
+/// The kernel of the guest, or why there is no guest.
+fn usable<'a>(
+    disks: &Disks,
+    choice: Option<&'a GuestChoice>,
+) -> std::result::Result<(Kernel, &'a GuestChoice), String> {
+    let choice = choice.ok_or("no guest was wanted")?;
+    disks.no_server().map_or(Ok(()), Err)?;
+    peer::find(QEMU).ok_or_else(|| peer::missing(QEMU, "qemu-system-x86"))?;
+    let kernel = Kernel::find(choice.kernel.as_deref()).map_err(|error| error.to_string())?;
+    Ok((kernel, choice))
+}
+
+/// Why this machine does not support an access path; `None` if it may.
+fn missing(disks: &Disks, way: AccessPath) -> Option<String> {
+    let no_program = |name: &str, package| peer::find(name).is_none().then(|| peer::missing(name, package));
+    let network = || (way.is_over_network() && disks.emulated.is_none()).then(|| "no network was wanted".to_owned());
+    let own = match way {
+        AccessPath::GuestVhostUser => None,
+        AccessPath::GuestIscsi | AccessPath::GuestIscsiNetwork => no_program("iscsistart", "open-iscsi"),
+        AccessPath::GuestSmb | AccessPath::GuestSmbNetwork => samba::missing(),
+        _ => None,
+    };
+    let link = || match way {
+        AccessPath::GuestVhostUser => None,
+        _ => GuestLink::start(None).err(),
+    };
+    own.or_else(network).or_else(link)
+}
+
+/// Measures an access path at all loads in a new guest. Adds a round to each of its cells.
+fn sequence(
+    (disks, kernel, choice): (&Disks, &Kernel, &GuestChoice),
+    plan: &Plan,
+    (way, round): (AccessPath, usize),
+    cells: &mut [Cell],
+    watch: &dyn Watch,
+) -> Result<GuestRecord> {
+    let open = open(disks, way)?;
+    let mut guest = Guest::start(&GuestOptions {
+        kernel,
+        launcher: &choice.launcher,
+        accelerator: choice.accelerator,
+        disks: &open.sockets,
+        link: open.link.as_ref().map(|link| (link, disks.emulated_for(way))),
+        dir: &disks.dir,
+    })?;
+    let mut figures = Vec::new();
+    for (load, outstanding) in LOADS {
+        let job = rounds::job_of(&measure::job(outstanding, plan), load, round, None);
+        let before_ns = open.cpu_ns()?;
+        let ran = guest.run(&open.disk, &job, watch)?;
+        let spent_ns = open.cpu_ns()?.saturating_sub(before_ns);
+        figures.push((ran.figures, spent_ns as f64 / ran.requests.max(1) as f64));
+    }
+    let record = guest.record();
+    guest.stop()?;
+    open.close()?;
+    for (cell, (figures, server_cpu_ns)) in cells.iter_mut().zip(figures) {
+        cell.rounds.push(figures);
+        cell.push_more(SERVER_CPU_NS, Some(server_cpu_ns));
+    }
+    Ok(record)
+}
+
+/// Starts the servers of an access path.
+fn open(disks: &Disks, way: AccessPath) -> Result<Open> {
+    let link = || {
+        GuestLink::start(disks.emulated_for(way).as_ref()).map_err(|what| LabError::BadOptions {
+            what,
+            hint: "measure without a guest (`AccessPathsOptions::guest`)".into(),
+        })
+    };
+    let over_tcp = |options: &[&str], disk: &dyn Fn(SocketAddrV4) -> GuestDisk| {
+        let link = link()?;
+        let (server, address) = disks.serve_tcp(way, options, link.host())?;
+        Ok(Open { servers: vec![server], disk: disk(address), sockets: vec![], link: Some(link) })
+    };
+    match way {
+        AccessPath::GuestNvme | AccessPath::GuestNvmeNetwork => {
+            over_tcp(&["--nvme-subsystem", SUBSYSTEM, "--nvme"], &|server| GuestDisk::Nvme {
+                server,
+                subsystem: SUBSYSTEM.into(),
+            })
+        }
+        AccessPath::GuestIscsi | AccessPath::GuestIscsiNetwork => {
+            over_tcp(&["--iscsi-target", TARGET, "--iscsi"], &|server| GuestDisk::Iscsi {
+                server,
+                target: TARGET.into(),
+            })
+        }
+        AccessPath::GuestSmb | AccessPath::GuestSmbNetwork => {
+            let view = disks.dir.join("view");
+            fs::create_dir_all(&view).map_err(LabError::file("create", &view))?;
+            let mut command = disks.own(way, "attach");
+            command.arg(&disks.disk).args(["--ephemeral", "--foreground", "--fuse"]).arg(&view);
+            let mut attach = Server::start(command, &disks.dir, "view")?;
+            attach.wait_until("no file appeared", || view.join(VIEW_FILE).exists())?;
+            let link = link()?;
+            let address = SocketAddrV4::new(link.host(), free_port()?);
+            let (smbd, share) = samba::start(&view, address, &disks.dir.join("samba"))?;
+            let disk = GuestDisk::Smb {
+                server: share.address,
+                share: samba::SHARE.into(),
+                file: VIEW_FILE.into(),
+                user: samba::USER.into(),
+                password: share.password,
+            };
+            Ok(Open { servers: vec![attach, smbd], disk, sockets: vec![], link: Some(link) })
+        }
+        _ => {
+            let socket = disks.socket("vhost-user")?;
+            let mut command = disks.serve(way, DISK);
+            command.arg("--vhost-user").arg(&socket);
+            let server = Server::listening(command, &socket, "serve")?;
+            let disk = GuestDisk::Serial(DISK.into());
+            Ok(Open { servers: vec![server], disk, sockets: vec![socket], link: None })
+        }
+    }
+}
