@@ -99,7 +99,7 @@ fn scale_bars(loads: &[Compared<'_>], base: &str, id: &str, figure: &OnScale) ->
     for load in loads {
         for way in AccessPath::ALL {
             let Some(ratio) = load.ratio(way.name(), figure.of) else { continue };
-            let name = format!("{}, {}", load.part, way.name());
+            let name = format!("{}, {}", record::load_of(load.part), way.name_on_scale());
             bars.push(Bar {
                 parts: vec![Part { value: 100.0 * ratio.median(), style: 0 }],
                 range: ratio.range().map(|(min, max)| (100.0 * min, 100.0 * max)),
@@ -229,10 +229,11 @@ fn curve(loads: &[Compared<'_>], id: &str) -> Markup {
 fn scale_table(loads: &[Compared<'_>], base: &str) -> Table {
     let mut table = Table::new(format!("Relative to {base} in the same round (= 100)"), &["way"]);
     for load in loads {
-        table.heads.extend([format!("IOPS, {}", load.part), format!("response time, {}", load.part)]);
+        let load = record::load_of(load.part);
+        table.heads.extend([format!("IOPS, {load}"), format!("response time, {load}")]);
     }
     for way in ways_of(loads) {
-        let mut row = vec![Cell::text(way.name())];
+        let mut row = vec![Cell::text(way.name_on_scale())];
         for load in loads {
             let of = |figure: &OnScale| {
                 // The base is 100.
@@ -273,7 +274,7 @@ fn details(load: &Compared<'_>) -> Table {
         let Some(cell) = load.cell(way.name()) else { continue };
         let (Some(medians), Some(iops)) = (cell.medians(), cell.summary_of(|round| round.iops)) else { continue };
         table.row(vec![
-            Cell::text(way.name()),
+            Cell::text(way.name_on_scale()),
             Cell::figure(iops.median, rate),
             Cell::figure(iops.min, rate),
             Cell::figure(iops.max, rate),
@@ -300,7 +301,7 @@ fn guest_details(load: &Compared<'_>) -> Table {
         let Some(cell) = load.cell(way.name()) else { continue };
         let (Some(medians), Some(iops)) = (cell.medians(), cell.summary_of(|round| round.iops)) else { continue };
         table.row(vec![
-            Cell::text(way.name()),
+            Cell::text(way.name_on_scale()),
             Cell::figure(iops.median, rate),
             Cell::figure(iops.min, rate),
             Cell::figure(iops.max, rate),
@@ -315,7 +316,7 @@ fn guest_details(load: &Compared<'_>) -> Table {
 
 fn ways(result: &AccessPathsResult) -> Table {
     let mut table = Table::new("The ways to the disk", &["way", "description", "measured"]);
-    for record in &result.ways {
+    for record in result.ways.iter().filter(|one| one.skipped.as_deref() != Some(record::NOT_WANTED)) {
         table.row(vec![
             Cell::text(record.way.name()),
             Cell::text(record.way.description()),

@@ -18,8 +18,9 @@
 use super::{
     AccessPath, AccessPathRecord, AccessPathsOptions, LOADS, SERVER_CPU_NS,
     measure::{self, Plan},
-    options::NOT_WANTED,
-    record, samba,
+    record,
+    record::NOT_WANTED,
+    samba,
     setup::Disks,
 };
 use crate::{

@@ -222,7 +222,7 @@ fn warnings_of(
         warnings.push(Warning::LeftOut { what: "the delay of the emulated network on the host".into(), why });
     }
     for record in ways {
-        if let Some(why) = record.skipped.as_ref().filter(|why| *why != options::NOT_WANTED) {
+        if let Some(why) = record.skipped.as_ref().filter(|why| *why != record::NOT_WANTED) {
             warnings.push(Warning::LeftOut { what: record.way.name().into(), why: why.clone() });
         }
     }

@@ -23,9 +23,6 @@ pub struct AccessPathsOptions {
     pub guest: Option<GuestChoice>,
 }
 
-/// Why an access path is skipped that is not among [`AccessPathsOptions::only`].
-pub(super) const NOT_WANTED: &str = "it was not asked for";
-
 impl AccessPathsOptions {
     /// Whether an access path is to be measured.
     pub(super) fn wants(&self, way: AccessPath) -> bool {

@@ -89,6 +89,11 @@ impl AccessPath {
         self.names().1
     }
 
+    /// Name among the access paths on the same scale.
+    pub fn name_on_scale(self) -> &'static str {
+        self.name().trim_start_matches("guest: ")
+    }
+
     /// Name in options.
     pub fn word(self) -> &'static str {
         self.names().0
@@ -168,13 +173,11 @@ impl AccessPath {
             Self::Iscsi => {
                 "`diskwright serve --iscsi --ephemeral` and our initiator over TCP on loopback, one session per client."
             }
-            Self::NbdNetwork
-            | Self::NvmeNetwork
-            | Self::IscsiNetwork
-            | Self::GuestNvmeNetwork
-            | Self::GuestIscsiNetwork
-            | Self::GuestSmbNetwork => {
+            Self::NbdNetwork | Self::NvmeNetwork | Self::IscsiNetwork => {
                 "The same, with the server in a network namespace behind a virtual Ethernet with the network’s delay and rate."
+            }
+            Self::GuestNvmeNetwork | Self::GuestIscsiNetwork | Self::GuestSmbNetwork => {
+                "The same, with the network’s rate at both ends of the tap device and its round trip in the guest."
             }
             Self::Attach => "`diskwright attach --ephemeral`: a loop device with direct I/O over a FUSE file.",
             Self::RawFile => "A raw file in the process of the load generator, overwritten in place.",
@@ -226,10 +229,13 @@ pub struct AccessPathsResult {
 }
 
 impl AccessPathsResult {
-    /// Whole rounds that were measured on the host.
+    /// Whole rounds that were measured on the host, or in the guest if nothing was on the host.
     pub fn rounds_measured(&self) -> usize {
-        let host = self.cells.iter().filter(|cell| !is_of_guest(cell));
-        host.map(|cell| cell.rounds.len()).min().unwrap_or(0)
+        let least = |in_guest| {
+            let cells = self.cells.iter().filter(|cell| is_of_guest(cell) == in_guest);
+            cells.map(|cell| cell.rounds.len()).min()
+        };
+        least(false).or_else(|| least(true)).unwrap_or(0)
     }
 }
 
@@ -267,12 +273,21 @@ pub struct AccessPathRecord {
     pub skipped: Option<String>,
 }
 
+/// Why an access path is skipped that is not among
+/// [`AccessPathsOptions::only`](super::AccessPathsOptions::only).
+pub(crate) const NOT_WANTED: &str = "it was not asked for";
+
 /// End of the part's name of a cell in the guest.
 pub const IN_GUEST: &str = ", guest";
 
 /// Whether a cell was measured in the guest.
 pub fn is_of_guest(cell: &Cell) -> bool {
     cell.part.ends_with(IN_GUEST)
+}
+
+/// The load of a part.
+pub fn load_of(part: &str) -> &str {
+    part.strip_suffix(IN_GUEST).unwrap_or(part)
 }
 
 /// A cell without rounds.

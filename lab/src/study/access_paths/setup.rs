@@ -4,7 +4,7 @@
 //! waits for its clients. SIGTERM ends a server; for `attach` it also detaches the device. The
 //! ephemeral child is an unlinked file, so its space is freed when the server's process ends.
 
-use super::{AccessPath, AccessPathRecord, AccessPathsOptions, CLIENTS, options::NOT_WANTED};
+use super::{AccessPath, AccessPathRecord, AccessPathsOptions, CLIENTS, record::NOT_WANTED};
 use crate::{
     LabError, Result,
     network::{Network, NetworkSpec},

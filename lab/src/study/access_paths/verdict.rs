@@ -11,57 +11,65 @@ pub(crate) fn relative(ratio: f64) -> String {
 /// The verdict. `partial` is the number of whole rounds and of requested rounds, if it was stopped.
 pub(super) fn verdict(cells: &[Cell], ways: &[AccessPathRecord], partial: Option<(usize, usize)>) -> String {
     let [loads, guest_loads] = record::scales(cells);
-    let partial = partial.map_or_else(String::new, |(whole, asked)| format!("Partial, {whole} of {asked} rounds: "));
     let among = |wanted: &[AccessPath]| -> Vec<AccessPath> {
         let is_measured = |way: &&AccessPath| ways.iter().any(|one| one.way == **way && one.skipped.is_none());
         wanted.iter().filter(is_measured).copied().collect()
     };
+    let mut sentences = Vec::new();
     let outside = among(&[AccessPath::Nbd, AccessPath::NvmeTcp, AccessPath::Iscsi, AccessPath::Attach]);
-    let (Some(light), Some(heavy), false) = (loads.first(), loads.last(), outside.is_empty()) else {
-        return format!(
-            "{partial}neither NBD nor an attached device could be measured; the figures are of the disk in process."
-        );
-    };
-    let at = |load: &Compared<'_>, way: AccessPath, of: record::CellFigure| {
-        load.ratio(way.name(), of).map_or(f64::NAN, |ratio| ratio.median())
-    };
-    let said: Vec<String> = outside
-        .iter()
-        .map(|way| {
-            format!(
-                "{} reaches {} at {} load and {} at {}, with {:.1} times the CPU time per request",
-                way.name(),
-                relative(at(light, *way, record::iops)),
-                light.part,
-                relative(at(heavy, *way, record::iops)),
-                heavy.part,
-                at(heavy, *way, record::cpu_ns)
-            )
-        })
-        .collect();
-    // Several ways at heavy load: `NBD 90, NVMe/TCP 88`.
-    let list = |load: &Compared<'_>, ways: &[AccessPath]| {
-        let one = |way: &AccessPath| {
-            let name = way.name().trim_start_matches("guest: ").trim_end_matches(", network");
-            format!("{name} {}", relative(at(load, *way, record::iops)))
-        };
-        ways.iter().map(one).collect::<Vec<_>>().join(", ")
-    };
-    let mut verdict = format!(
-        "{partial}Relative to 100 for the disk in process, {}; the paper's three protocols are within {:.0} % of each other.",
-        said.join("; "),
-        100.0 * PAPER_WITHIN.0
-    );
+    if let (Some(light), Some(heavy), false) = (loads.first(), loads.last(), outside.is_empty()) {
+        let said: Vec<String> = outside.iter().map(|way| at_both_ends(light, heavy, *way)).collect();
+        sentences.push(format!(
+            "Relative to 100 for the disk in process, {}; the paper's three protocols are within {:.0} % of each other.",
+            said.join("; "),
+            100.0 * PAPER_WITHIN.0
+        ));
+    }
     let over = among(&[AccessPath::NbdNetwork, AccessPath::NvmeNetwork, AccessPath::IscsiNetwork]);
-    if !over.is_empty() {
-        verdict += &format!(" Over the emulated network at heavy load: {}.", list(heavy, &over));
+    if let (Some(heavy), false) = (loads.last(), over.is_empty()) {
+        sentences.push(format!("Over the emulated network at heavy load: {}.", list(heavy, &over)));
     }
     let from_guest = among(&[AccessPath::GuestNvme, AccessPath::GuestIscsi, AccessPath::GuestSmb]);
     if let (Some(heavy), false) = (guest_loads.last(), from_guest.is_empty()) {
-        let base = heavy.cells.first().map_or("", |cell| cell.subject.trim_start_matches("guest: "));
-        verdict += &format!(" In a guest, relative to 100 for {base}, at heavy load: {}.", list(heavy, &from_guest));
+        let list = list(heavy, &from_guest);
+        sentences.push(format!("In a guest, relative to 100 for vhost-user, at heavy load: {list}."));
     }
-    verdict
+    let over = among(&[AccessPath::GuestNvmeNetwork, AccessPath::GuestIscsiNetwork, AccessPath::GuestSmbNetwork]);
+    if let (Some(heavy), false) = (guest_loads.last(), over.is_empty()) {
+        sentences.push(format!("In a guest over the emulated network: {}.", list(heavy, &over)));
+    }
+    if sentences.is_empty() {
+        sentences.push("No way was measured beside those with which others are compared.".into());
+    }
+    let partial = partial.map_or_else(String::new, |(whole, asked)| format!("Partial, {whole} of {asked} rounds: "));
+    format!("{partial}{}", sentences.join(" "))
+}
+
+fn at(load: &Compared<'_>, way: AccessPath, of: record::CellFigure) -> f64 {
+    load.ratio(way.name(), of).map_or(f64::NAN, |ratio| ratio.median())
+}
+
+/// An access path at light and at heavy load.
+fn at_both_ends(light: &Compared<'_>, heavy: &Compared<'_>, way: AccessPath) -> String {
+    format!(
+        "{} reaches {} at {} load and {} at {}, with {:.1} times the CPU time per request",
+        way.name(),
+        relative(at(light, way, record::iops)),
+        light.part,
+        relative(at(heavy, way, record::iops)),
+        heavy.part,
+        at(heavy, way, record::cpu_ns)
+    )
+}
+
+/// Several access paths at one load: `NBD 90, NVMe/TCP 88`.
+fn list(load: &Compared<'_>, ways: &[AccessPath]) -> String {
+    let one = |way: &AccessPath| {
+        let name = way.name_on_scale();
+        let name = name.strip_suffix(", network").unwrap_or(name);
+        format!("{name} {}", relative(at(load, *way, record::iops)))
+    };
+    ways.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -95,8 +103,8 @@ mod tests {
              attach reaches 50 at light load and 50 at heavy, with 2.5 times the CPU time per request; the paper's three protocols are within 9 % of \
              each other."
         );
-        let more = [AccessPath::NvmeNetwork, AccessPath::GuestNvme, AccessPath::GuestSmb].map(|way| record(way, None));
-        let all: Vec<AccessPathRecord> = all.into_iter().chain(more).collect();
+        let more = [AccessPath::NvmeNetwork, AccessPath::GuestNvme, AccessPath::GuestSmb];
+        let all: Vec<AccessPathRecord> = all.into_iter().chain(more.map(|way| record(way, None))).collect();
         let said = verdict(&cells, &all, None);
         assert!(
             said.ends_with(
@@ -111,9 +119,9 @@ mod tests {
             Some((2, 3)),
         );
         assert!(partial.starts_with("Partial, 2 of 3 rounds: Relative") && !partial.contains("attach"), "{partial}");
-        assert!(
-            verdict(&cells, &[record(AccessPath::Nbd, Some("x"))], None)
-                .starts_with("neither NBD nor an attached device")
-        );
+        let nothing = verdict(&cells, &[record(AccessPath::Nbd, Some("x"))], None);
+        assert!(nothing.starts_with("No way was measured beside"), "{nothing}");
+        let in_guest = verdict(&cells, &more.map(|way| record(way, None))[1..], None);
+        assert!(in_guest.starts_with("In a guest, relative to 100"), "{in_guest}");
     }
 }
