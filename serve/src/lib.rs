@@ -31,6 +31,7 @@ pub mod ephemeral;
 mod fuse;
 mod inbox;
 pub mod iscsi;
+mod keyring;
 pub mod metrics;
 pub mod nbd;
 pub mod net;
@@ -46,6 +47,7 @@ pub mod vhost_user;
 mod walk;
 
 pub use diskwright_store::secrets;
+pub use keyring::Keyring;
 pub use threads::ThreadError;
 
 #[cfg(doctest)]

@@ -6,7 +6,7 @@
 //!   --nbd, --nvme, --iscsi, LISTEN_FDS ─▶ listeners ──────────────────┼─▶ Server ─▶ READY=1 ─┐
 //!   --tls-certificates ─▶ rustls ─────────────────────────────────────┘                      │
 //!   --vhost-user ─▶ socket ─────────────────────────────────▶ VhostUserServer ─▶ (the same) ─┤
-//!   wait: SIGHUP reads the certificates again; SIGTERM, Ctrl-C: finish, flush, close  ◀──────┘
+//!   wait: SIGHUP reads files again; SIGTERM, Ctrl-C: finish, flush, close  ◀─────────────────┘
 //! ```
 //!
 //! Any mix of doors may be open for a disk (`doors.rs`): each has queues of its own on it.
@@ -38,6 +38,7 @@ use disks::{Opener, Served};
 use diskwright_disk::Disk;
 use diskwright_nbd::tls::TlsError;
 use diskwright_serve::{
+    Keyring,
     control::{Channel, DoorKeeper, Host},
     iscsi,
     metrics::{Metrics, label},
@@ -126,7 +127,8 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
         None => ReservationTable::default(),
     });
     served.iter().try_for_each(|served| reservations.load(&served.name)).map_err(sentence)?;
-    let secrets = args.secrets.as_deref().map(Secrets::read).transpose().map_err(sentence)?.map(Arc::new);
+    let secrets = args.secrets.as_deref().map(Secrets::read).transpose().map_err(sentence)?;
+    let keyring = secrets.map(|secrets| Arc::new(Keyring::new(secrets)));
     let options = ServerOptions {
         workers: args.threads.unwrap_or(0).into(),
         connections_max: args.connections,
@@ -136,7 +138,7 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
         tls_on_unix: args.tls_on_unix,
         allowed: args.allow.clone(),
         insecure_writes: args.insecure_writes,
-        secrets,
+        secrets: keyring.clone(),
         reservations: Arc::clone(&reservations),
         ..ServerOptions::default()
     };
@@ -172,6 +174,9 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
         if patience.was_hung_up() {
             let newer = file.and_then(|file| reload_config(file, config.as_ref(), &server));
             reload_certificates(newer.as_ref().map_or(args, |newer| &newer.args), &server);
+            if let Some((keyring, path)) = keyring.as_deref().zip(args.secrets.as_deref()) {
+                reload_secrets(path, keyring, !server.addresses(Network::Nvme).is_empty());
+            }
         }
         if let Some(live) = &mut live {
             live.show(&server.totals());
@@ -229,6 +234,21 @@ fn reload_certificates(args: &ServeArgs, server: &Doors) {
         }
         Ok(None) => tracing::info!("no certificates to reload: the server has none"),
         Err(error) => tracing::error!(%error, "certificates not reloaded; the old ones stay in use"),
+    }
+}
+
+/// `has_hosts`: the secrets are also those of NVMe hosts.
+fn reload_secrets(path: &Path, keyring: &Keyring, has_hosts: bool) {
+    let read = Secrets::read(path).map_err(|error| error.to_string()).and_then(|secrets| {
+        let checked = if has_hosts { nvme::check_keys(&secrets) } else { Ok(()) };
+        checked.map(|()| secrets).map_err(|error| error.to_string())
+    });
+    match read {
+        Ok(secrets) => {
+            keyring.replace(secrets);
+            tracing::info!("secrets reloaded");
+        }
+        Err(error) => tracing::error!("secrets not reloaded; the old ones stay in use: {error}"),
     }
 }
 

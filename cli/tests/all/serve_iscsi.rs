@@ -77,8 +77,8 @@ fn what_is_refused() {
         (2, "serve a.vhdx --iscsi 0 --tls-certificates .", "about NBD, which is not served"),
         (2, "serve a.vhdx --secrets file", "--secrets is about NVMe/TCP and iSCSI"),
         (1, "serve a.vhdx --iscsi 0 --secrets nowhere", "secrets nowhere: cannot be read"),
-        (1, "serve a.vhdx --iscsi 0 --insecure-writes --reservations ./nowhere", "check the folder"),
-        (1, "serve a.vhdx --iscsi 0 --insecure-writes --reservations ./file", "check the folder"),
+        (1, "serve a.vhdx --iscsi 0 --insecure-writes --reservations ./nowhere", "create it, or name another one"),
+        (1, "serve a.vhdx --iscsi 0 --insecure-writes --reservations ./file", "not a directory; create it"),
     ] {
         let error = shop.fails(code, line);
         assert!(error.contains(words), "{line}: {error}");
@@ -124,7 +124,17 @@ fn initiators_prove_who_they_are() {
     std::fs::set_permissions(shop.path("other.toml"), PermissionsExt::from_mode(0o600)).unwrap();
     let error = shop.fails(1, &ours("other.toml"));
     assert!(error.contains("it does not accept who this initiator is"), "{error}");
-    assert!(!server.log().contains("the secret of"), "no secret is logged");
+    // SIGHUP reads the file again. A mistake changes nothing.
+    std::fs::write(shop.path("secrets.toml"), "[[client]]\nname = \"host\"\nsecret = \"short\"\n").unwrap();
+    server.signal(Signal::SIGHUP);
+    server.wait_for_log("secrets not reloaded; the old ones stay in use");
+    shop.fails(1, &ours("other.toml"));
+    std::fs::copy(shop.path("other.toml"), shop.path("secrets.toml")).unwrap();
+    server.signal(Signal::SIGHUP);
+    server.wait_for_log("secrets reloaded");
+    assert!(shop.ok(&ours("other.toml")).contains("Virtual disk"));
+    assert!(!ask("host%the secret of host@", ""), "the old secret is worth nothing");
+    assert!(!server.log().contains("the secret of host"), "no secret is logged");
     assert_eq!(server.stop(Signal::SIGTERM), Some(0));
 }
 

@@ -128,7 +128,7 @@ impl Core<Iscsi> {
         let is_discovery = login.is_discovery == Some(true);
         if let Some(secrets) = &self.shared.secrets {
             if stage == Stage::Security {
-                if let Err(error) = login.chap.step(secrets, &pairs, answer) {
+                if let Err(error) = login.chap.step(&secrets.current(), &pairs, answer) {
                     return fail(LoginStatus::AUTHENTICATION, &error.to_string());
                 }
             } else if login.chap != Chap::Proved {

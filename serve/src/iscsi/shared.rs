@@ -10,7 +10,7 @@
 //! One lock guards the sessions. It is held for a lookup or a change.
 
 use super::tokens::Tokens;
-use crate::{reservations::ReservationTable, secrets::Secrets};
+use crate::{Keyring, reservations::ReservationTable};
 use std::{
     collections::BTreeMap,
     fmt,
@@ -26,7 +26,7 @@ pub(crate) struct Shared {
     pub(super) target: String,
     pub(super) reservations: Arc<ReservationTable>,
     /// `None` lets every initiator in.
-    pub(super) secrets: Option<Arc<Secrets>>,
+    pub(super) secrets: Option<Arc<Keyring>>,
     sessions: Mutex<Sessions>,
     pub(super) tokens: Tokens,
 }
@@ -71,7 +71,7 @@ impl Nexus {
 }
 
 impl Shared {
-    pub(super) fn new(target: &str, reservations: Arc<ReservationTable>, secrets: Option<Arc<Secrets>>) -> Self {
+    pub(super) fn new(target: &str, reservations: Arc<ReservationTable>, secrets: Option<Arc<Keyring>>) -> Self {
         Self { target: target.to_owned(), reservations, secrets, sessions: Mutex::default(), tokens: Tokens::default() }
     }
 

@@ -1,7 +1,7 @@
 //! Options of a server, and the settings that its threads share.
 
 use super::exports::Exports;
-use crate::{reservations::ReservationTable, secrets::Secrets};
+use crate::{Keyring, reservations::ReservationTable};
 use diskwright_store::RateLimits;
 use ipnet::IpNet;
 use rustls::ServerConfig;
@@ -36,7 +36,7 @@ pub struct ServerOptions {
     pub insecure_writes: bool,
     /// Who may connect, and how clients prove who they are, in protocols that have that. Writable
     /// exports then need neither TLS nor [`ServerOptions::insecure_writes`].
-    pub secrets: Option<Arc<Secrets>>,
+    pub secrets: Option<Arc<Keyring>>,
     /// The reservations of the disks. Servers of the same disks have the same table. Clients of
     /// protocols without reservations are refused what others have reserved.
     pub reservations: Arc<ReservationTable>,

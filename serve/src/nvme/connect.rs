@@ -153,7 +153,9 @@ impl Core<Nvme> {
 
     /// A message of the authentication.
     fn auth_send(&mut self, conn: &mut Connection<Nvme>, command: &Command, data: &[u8]) -> Status {
-        let Some(secrets) = self.shared.secrets.clone() else { return Status::INVALID_OPCODE };
+        let Some(secrets) = self.shared.secrets.as_ref().map(|secrets| secrets.current()) else {
+            return Status::INVALID_OPCODE;
+        };
         let message = match auth::length_of(command) {
             Ok(len_bytes) if command.sgl.kind == Sgl::IN_CAPSULE => data.get(..len_bytes),
             Ok(_) => return Status::SGL_TYPE,

@@ -8,7 +8,7 @@
 //! Locks: the table of [`Shared`] for a lookup or a change, [`Controller::queues`] likewise. No
 //! code holds both.
 
-use crate::secrets::Secrets;
+use crate::Keyring;
 use diskwright_nvme::wire::{ConnectData, DISCOVERY_NQN, fabrics::property};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,12 +30,12 @@ pub(crate) struct Shared {
     /// NQN of the subsystem.
     pub(super) subsystem: String,
     /// `None` lets every host in.
-    pub(super) secrets: Option<Arc<Secrets>>,
+    pub(super) secrets: Option<Arc<Keyring>>,
     controllers: Mutex<BTreeMap<u16, Arc<Controller>>>,
 }
 
 impl Shared {
-    pub(super) fn new(subsystem: &str, secrets: Option<Arc<Secrets>>) -> Self {
+    pub(super) fn new(subsystem: &str, secrets: Option<Arc<Keyring>>) -> Self {
         Self { subsystem: subsystem.to_owned(), secrets, controllers: Mutex::default() }
     }
 

@@ -49,10 +49,24 @@ mod state;
 use crate::{
     net::{Export, Listener, ServeError, Server, ServerOptions},
     reservations::Noted,
+    secrets::Secrets,
 };
 use controller::Shared;
 pub use diskwright_nvme::wire::{DEFAULT_PORT, check_nqn};
 use state::Nvme;
+
+/// Checks that the secrets of all hosts are keys of NVMe. A host has an NVMe qualified name; the
+/// secrets of others are not looked at.
+///
+/// # Errors
+/// [`ServeError::Secret`] with the host whose secret is none.
+pub fn check_keys(secrets: &Secrets) -> Result<(), ServeError> {
+    let mut hosts = secrets.all().filter(|one| check_nqn(one.name()).is_ok());
+    match hosts.find(|one| diskwright_nvme::key::Key::parse(&one.secret_text()).is_none()) {
+        Some(one) => Err(ServeError::Secret { name: one.name().to_owned() }),
+        None => Ok(()),
+    }
+}
 
 /// Starts to serve `exports` by NVMe/TCP on `listeners`, as the namespaces of one subsystem. The
 /// caller opens the disks before and closes them after.
@@ -72,11 +86,7 @@ pub fn start(
     }
     check_nqn(subsystem).map_err(|reason| ServeError::Name { name: subsystem.to_owned(), reason })?;
     let secrets = options.secrets.clone();
-    let hosts = secrets.iter().flat_map(|secrets| secrets.all()).filter(|one| check_nqn(one.name()).is_ok());
-    for one in hosts {
-        diskwright_nvme::key::Key::parse(&one.secret_text())
-            .ok_or_else(|| ServeError::Secret { name: one.name().to_owned() })?;
-    }
+    secrets.as_ref().map_or(Ok(()), |secrets| check_keys(&secrets.current()))?;
     options.reservations.note(Noted::Outsiders);
     Server::start::<Nvme>(Shared::new(subsystem, secrets), exports, listeners, options)
 }

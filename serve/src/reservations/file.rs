@@ -14,8 +14,16 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Why the reservations of a disk could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The folder or the file cannot be read.
-    #[error("cannot read the reservations in {}: {source}; check the folder and its permissions", path.display())]
+    /// The folder is not there, or is no folder.
+    #[error("the folder for reservations, {}, cannot be used: {source}; create it, or name another one", path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The file cannot be read.
+    #[error("cannot read the reservations in {}: {source}; check the file and its permissions", path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -47,8 +55,9 @@ impl File {
         // Names of exports may have any characters.
         let path = dir.join(format!("{}.reservations", Uuid::new_v5(&Uuid::NAMESPACE_OID, name.as_bytes())));
         let failed = |source| FileError::Read { path: path.clone(), source };
-        if !fs::metadata(dir).map_err(failed)?.is_dir() {
-            return Err(failed(io::ErrorKind::NotADirectory.into()));
+        let no_folder = |source| FileError::Folder { path: dir.to_owned(), source };
+        if !fs::metadata(dir).map_err(no_folder)?.is_dir() {
+            return Err(no_folder(io::ErrorKind::NotADirectory.into()));
         }
         let damaged = |reason: String| FileError::Damaged { path: path.clone(), reason };
         let state = match fs::metadata(&path) {

@@ -17,7 +17,7 @@ use diskwright_iscsi::{
     },
 };
 use diskwright_serve::{
-    ThreadError, iscsi,
+    Keyring, ThreadError, iscsi,
     net::{Address, Export, Listener, ServeError, ServerOptions},
     secrets::{Credentials, Secrets},
 };
@@ -154,7 +154,7 @@ fn a_session_that_ended_while_idle_is_opened_again_unless_a_write_may_be_lost() 
 fn both_sides_prove_who_they_are() {
     let of = |name, secret| Credentials::new(name, secret).unwrap();
     let secrets = Secrets::new(vec![of("me", "my own secret")], Some(of("disks", "their secret"))).unwrap();
-    let options = ServerOptions { secrets: Some(Arc::new(secrets)), ..ServerOptions::default() };
+    let options = ServerOptions { secrets: Some(Arc::new(Keyring::new(secrets))), ..ServerOptions::default() };
     let Some(served) = serve(vec![memory(1 << 20, true)], options) else { return };
     let dir = tempfile::tempdir().unwrap();
     let file = |client: &str, server: Option<&str>| {

@@ -16,7 +16,7 @@ use diskwright_nvme::{
     },
 };
 use diskwright_serve::{
-    ThreadError,
+    Keyring, ThreadError,
     net::{Address, Export, Listener, ServeError, ServerOptions},
     nvme,
     secrets::{Credentials, Secrets},
@@ -37,7 +37,7 @@ fn start(clients: &[(&str, &str)], server: Option<&str>) -> Result<Served, Serve
     let of = |name: &str, secret: &str| Credentials::new(name, secret).unwrap();
     let clients = clients.iter().map(|(name, secret)| of(name, secret)).collect();
     let secrets = Secrets::new(clients, server.map(|secret| of("subsystem", secret))).unwrap();
-    let options = ServerOptions { secrets: Some(Arc::new(secrets)), ..ServerOptions::default() };
+    let options = ServerOptions { secrets: Some(Arc::new(Keyring::new(secrets))), ..ServerOptions::default() };
     let export = Export { name: "disk".into(), description: String::new(), device: memory(1 << 20, true) };
     let dir = tempfile::tempdir().unwrap();
     let listener = Listener::bind(&Address::Unix(dir.path().join("socket"))).unwrap();

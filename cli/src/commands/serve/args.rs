@@ -71,7 +71,7 @@ memory-backend-memfd,id=m,size=1G,share=on -machine memory-backend=m -chardev so
 
 NVMe hosts and iSCSI initiators may reserve the disks, as clusters do. NBD clients and virtual machines are refused what is reserved. Reservations that shall survive a restart need --reservations DIR.
 
---secrets: NVMe hosts and iSCSI initiators must prove who they are. The file has a [[client]] table with name and secret for each, and may have a [server] table for clients that ask the server for a proof. A host's name is its NQN, and its secret a key of nvme gen-dhchap-key (DH-HMAC-CHAP without a Diffie-Hellman group); an initiator has any name, and a secret of 12 bytes or more (CHAP).
+--secrets: NVMe hosts and iSCSI initiators must prove who they are. The file has a [[client]] table with name and secret for each, and may have a [server] table for clients that ask the server for a proof. A host's name is its NQN, and its secret a key of nvme gen-dhchap-key (DH-HMAC-CHAP without a Diffie-Hellman group); an initiator has any name, and a secret of 12 bytes or more (CHAP). SIGHUP reads the file again, for clients that connect afterwards.
 
 A disk is exported under NAME, or the name of its file; a client that asks for no name gets the only one. A FILE with = in its name is written \
 with a folder before it: ./a=b.vhdx. FORMAT (raw, vhd, vhdx, qcow2, vdi, vmdk) is the format of one disk, --format that of all others. A writable disk needs it if \
