@@ -137,7 +137,7 @@ impl Core<Nvme> {
         }
         let data = DataPdu { cid: asked.own.cid, tag: slot as u16, offset_bytes: 0, len_bytes: payload_bytes as u32 };
         let room = PduRoom::of(conn, PduKind::ReadyToTransfer, PduFlags::empty());
-        conn.outbox.put(&room.without_data(&data.encode(&room.header(0))), &mut self.pool);
+        self.put_header(conn, &data.encode(&room.header(0)));
     }
 
     /// All data of a command have been received.

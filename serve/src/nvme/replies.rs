@@ -75,11 +75,6 @@ impl PduRoom {
         }
         head
     }
-
-    /// The bytes of a PDU that has no data.
-    pub(super) fn without_data(&self, header: &[u8]) -> impl std::ops::Deref<Target = [u8]> + use<> {
-        self.head(header, 0)
-    }
 }
 
 impl std::ops::Deref for Head {
@@ -91,6 +86,14 @@ impl std::ops::Deref for Head {
 }
 
 impl Core<Nvme> {
+    /// Puts a PDU without data into the outbox. `header` is the whole PDU but its digest.
+    pub(super) fn put_header(&mut self, conn: &mut Connection<Nvme>, header: &[u8]) {
+        conn.outbox.put(header, &mut self.pool);
+        if conn.session.digests.contains(Digests::HEADER) {
+            conn.outbox.put(&crc32c::crc32c(header).to_le_bytes(), &mut self.pool);
+        }
+    }
+
     /// Puts a completion into the outbox. The head of the queue is filled in.
     pub(super) fn complete_with(&mut self, conn: &mut Connection<Nvme>, done: Completion) {
         let mut done = done;
@@ -105,7 +108,7 @@ impl Core<Nvme> {
         let mut pdu = [0; PduHeader::BYTES + Completion::BYTES];
         pdu[..PduHeader::BYTES].copy_from_slice(&room.header(0).encode());
         pdu[PduHeader::BYTES..].copy_from_slice(&done.encode());
-        conn.outbox.put(&room.without_data(&pdu), &mut self.pool);
+        self.put_header(conn, &pdu);
     }
 
     /// Completes a command without a result.
