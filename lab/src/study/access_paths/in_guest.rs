@@ -12,14 +12,13 @@
 //!
 //! The guest reaches this host by a tap device. Over the emulated network it delays its own packets
 //! by the round trip, and both sides limit the rate. The CPU time of a server is that of `serve`,
-//! or of `attach` and Samba together. An access path that fails in the first round is recorded as
-//! skipped.
+//! or of `attach` and Samba together. An access path that fails is recorded as skipped, so
+//! that the figures of the others are not lost.
 
 use super::{
     AccessPath, AccessPathRecord, AccessPathsOptions, LOADS, SERVER_CPU_NS,
     measure::{self, Plan},
-    record,
-    record::NOT_WANTED,
+    record::{self, NOT_WANTED},
     samba,
     setup::Disks,
 };
@@ -76,11 +75,18 @@ impl Open {
     }
 }
 
+impl Drop for Open {
+    fn drop(&mut self) {
+        // Samba has the file of `attach` open.
+        while self.servers.pop().is_some() {}
+    }
+}
+
 /// Measures every access path of the guest at every load. A quick study measures none of them over
 /// the emulated network, unless it is asked for.
 ///
 /// # Errors
-/// A failure of the host. What fails in the guest is recorded.
+/// Those of [`rounds::interleave`]. What fails in a guest is recorded.
 pub(super) fn measure(
     disks: &Disks,
     options: &AccessPathsOptions,
@@ -115,13 +121,13 @@ pub(super) fn measure(
         match sequence((disks, &kernel, choice), plan, (way, at.round), &mut cells[at.cell], watch) {
             Ok(guest) => measured.guest = Some(guest),
             Err(LabError::Stopped) => return Err(LabError::Stopped),
-            Err(error) if at.round == 0 => record.skipped = Some(error.to_string()),
-            Err(error) => return Err(error),
+            Err(error) => record.skipped = Some(error.to_string()),
         }
         Ok(())
     };
     let rounds = Rounds { until: plan.until, ..Rounds::new(plan.rounds, plan.seed) };
     let done = rounds::interleave(&rounds, ways.len(), &mut steps, &title, &mut window)?;
+    skip_without_base(&mut measured.ways);
     // Load by load, as the cells of the host.
     for load in 0..LOADS.len() {
         for (way, cells) in ways.iter().zip(&mut cells) {
@@ -134,6 +140,17 @@ pub(super) fn measure(
     }
     measured.stopped = done.stopped;
     Ok(measured)
+}
+
+/// Skips what cannot be compared, if the base is skipped.
+fn skip_without_base(ways: &mut [AccessPathRecord]) {
+    let is_base = |record: &&mut AccessPathRecord| record.way == record.way.base();
+    if ways.iter_mut().find(is_base).is_none_or(|base| base.skipped.is_none()) {
+        return;
+    }
+    for record in ways.iter_mut().filter(|record| record.skipped.is_none()) {
+        record.skipped = Some(format!("{}, its base, could not be measured", record.way.base().name()));
+    }
 }
 
 /// The kernel of the guest, or why there is no guest.
@@ -253,5 +270,22 @@ fn open(disks: &Disks, way: AccessPath) -> Result<Open> {
             let disk = GuestDisk::Serial(DISK.into());
             Ok(Open { servers: vec![server], disk, sockets: vec![socket], link: None })
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_compared_with_a_base_that_failed() {
+        let record = |way, skipped: Option<&str>| AccessPathRecord { way, skipped: skipped.map(str::to_owned) };
+        let mut ways = [record(AccessPath::GuestVhostUser, None), record(AccessPath::GuestSmb, None)];
+        skip_without_base(&mut ways);
+        assert_eq!(ways[1].skipped, None);
+        ways[0].skipped = Some("it ended".into());
+        skip_without_base(&mut ways);
+        assert_eq!(ways[0].skipped.as_deref(), Some("it ended"));
+        assert_eq!(ways[1].skipped.as_deref(), Some("guest: vhost-user, its base, could not be measured"));
     }
 }
