@@ -27,7 +27,9 @@ pub(super) fn verdict(cells: &[Cell], ways: &[AccessPathRecord], partial: Option
     }
     let over = among(&[AccessPath::NbdNetwork, AccessPath::NvmeNetwork, AccessPath::IscsiNetwork]);
     if let (Some(heavy), false) = (loads.last(), over.is_empty()) {
-        sentences.push(format!("Over the emulated network at heavy load: {}.", list(heavy, &over)));
+        let within = within(heavy, &over)
+            .map_or_else(String::new, |within| format!(", within {:.0} % of one another", (100.0 * within).ceil()));
+        sentences.push(format!("Over the emulated network at heavy load: {}{within}.", list(heavy, &over)));
     }
     let from_guest = among(&[AccessPath::GuestNvme, AccessPath::GuestIscsi, AccessPath::GuestSmb]);
     if let (Some(heavy), false) = (guest_loads.last(), from_guest.is_empty()) {
@@ -60,6 +62,13 @@ fn at_both_ends(light: &Compared<'_>, heavy: &Compared<'_>, way: AccessPath) -> 
         heavy.part,
         at(heavy, way, record::cpu_ns)
     )
+}
+
+/// How far the fastest of several access paths is above the slowest, as the paper says it.
+fn within(load: &Compared<'_>, ways: &[AccessPath]) -> Option<f64> {
+    let ratios = || ways.iter().map(|way| at(load, *way, record::iops));
+    let (least, most) = (ratios().fold(f64::INFINITY, f64::min), ratios().fold(0.0, f64::max));
+    (ways.len() > 1 && least > 0.0).then(|| most / least - 1.0)
 }
 
 /// Several access paths at one load: `NBD 90, NVMe/TCP 88`.
@@ -119,6 +128,9 @@ mod tests {
             Some((2, 3)),
         );
         assert!(partial.starts_with("Partial, 2 of 3 rounds: Relative") && !partial.contains("attach"), "{partial}");
+        let [loads, _] = record::scales(&cells);
+        let found = within(&loads[2], &[AccessPath::NvmeNetwork, AccessPath::Iscsi]).unwrap();
+        assert!((found - 12.0 / 14.0).abs() < 0.01 && within(&loads[2], &[AccessPath::Iscsi]).is_none(), "{found}");
         let nothing = verdict(&cells, &[record(AccessPath::Nbd, Some("x"))], None);
         assert!(nothing.starts_with("No way was measured beside"), "{nothing}");
         let in_guest = verdict(&cells, &more.map(|way| record(way, None))[1..], None);
