@@ -124,6 +124,35 @@ fn what_cannot_be_studied_is_refused() {
     assert_eq!(fs::read_dir(shop.path("")).unwrap().count(), 0);
 }
 
+/// The guest's kernel has netem, whatever this one has.
+#[test]
+fn a_guest_over_the_network_waits_for_the_round_trip_and_the_rate() {
+    let shop = Workshop::new();
+    let line = format!("{TINY} --rounds 1 --cell 0.5 --only guest-nvme-network --network rtt=40ms,rate=20M --json");
+    let output = command(&shop, &line).output().expect("it starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let ways = result["ways"].as_array().unwrap();
+    let way = ways.iter().find(|record| record["way"] == "guest_nvme_network").unwrap();
+    if let Some(why) = way["skipped"].as_str() {
+        println!("skipped: a guest over the network: {why}");
+        return;
+    }
+    assert_eq!(result["network"]["round_trip_ns"], 40_000_000);
+    let cells = result["cells"].as_array().unwrap();
+    let of_network: Vec<&Value> = cells
+        .iter()
+        .filter(|cell| cell["subject"] == "guest: NVMe/TCP, network")
+        .map(|cell| &cell["rounds"][0])
+        .collect();
+    assert_eq!(of_network.len(), 3);
+    for round in of_network {
+        assert!(round["mean_ns"].as_f64().unwrap() >= 40e6, "{round}");
+        // 2.5 MB/s in each direction, and a burst of 512 KiB at once.
+        assert!(round["mb_per_s"].as_f64().unwrap() < 2.0 * 2.5 + 1.5, "{round}");
+    }
+}
+
 #[test]
 fn the_ways_that_are_asked_for_are_measured_with_their_base() {
     let shop = Workshop::new();
