@@ -12,8 +12,8 @@
 //!
 //! Packets of each direction wait in a queueing discipline for the delay and for the rate: `netem`,
 //! or `tbf` where the kernel has no `netem`. `tbf` limits the rate only, and the network says so
-//! ([`Network::has_delay`]). The kernel of a guest always has `netem`, so the guest delays its own
-//! packets by the whole round trip.
+//! ([`Network::has_delay`]). A guest's kernel is a distribution's, which has `netem`, so the guest
+//! delays its own packets by the whole round trip.
 //!
 //! The addresses are those for benchmarks of networks (RFC 2544), four of them for each process.
 //! The programs `ip` and `tc` set it up, as root. Dropping a network removes its namespace and its

@@ -191,7 +191,7 @@ fn a_file_system_made_by_a_newer_kernel_with_secrets_is_whole_in_the_image() {
     whole_in_the_image(&Door {
         suite: Some("trixie-backports"),
         modules: &["nvme_tcp"],
-        programs: &[],
+        programs: &["fio"],
         served: Served::Ours(&serve),
         attach: &connect,
         device: "nvme0n1",

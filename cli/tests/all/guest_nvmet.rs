@@ -52,7 +52,7 @@ echo 0 > /config/nvmet/subsystems/nqn.2026-01.org.example:kernel/namespaces/1/en
 /programs/diskwright serve $slow --format raw --cache direct --nvme 127.0.0.1:4421 --nvme-subsystem nqn.2026-01.org.example:ours --insecure-writes --threads 1 >/tmp/serve 2>&1 &
 server=$!
 i=0; until grep -q 4421 /tmp/serve; do i=$((i+1)); [ $i -lt 100 ] || { cat /tmp/serve; false; }; sleep 0.2; done
-/programs/nvme connect -t tcp -a 127.0.0.1 -s 4421 -n nqn.2026-01.org.example:ours -i 1 >/tmp/log 2>&1 || { cat /tmp/log; cat /tmp/serve; false; }
+/programs/nvme connect-all -t tcp -a 127.0.0.1 -s 4421 -i 1 >/tmp/log 2>&1 || { cat /tmp/log; cat /tmp/serve; false; }
 measure ours $(device)
 /programs/nvme disconnect -n nqn.2026-01.org.example:ours >/dev/null
 kill $server; wait $server || true
