@@ -1,7 +1,7 @@
 //! `serve --iscsi`: what it announces, what it refuses, and the initiators of others: the
 //! conformance suite of libiscsi, and QEMU. The kernel's initiator is in `guest.rs`.
 
-use crate::common::Workshop;
+use crate::common::{Workshop, hears_hangups};
 use crate::guest_machine::find;
 use crate::serving::{Serving, page};
 use nix::sys::signal::Signal;
@@ -125,15 +125,17 @@ fn initiators_prove_who_they_are() {
     let error = shop.fails(1, &ours("other.toml"));
     assert!(error.contains("it does not accept who this initiator is"), "{error}");
     // SIGHUP reads the file again. A mistake changes nothing.
-    std::fs::write(shop.path("secrets.toml"), "[[client]]\nname = \"host\"\nsecret = \"short\"\n").unwrap();
-    server.signal(Signal::SIGHUP);
-    server.wait_for_log("secrets not reloaded; the old ones stay in use");
-    shop.fails(1, &ours("other.toml"));
-    std::fs::copy(shop.path("other.toml"), shop.path("secrets.toml")).unwrap();
-    server.signal(Signal::SIGHUP);
-    server.wait_for_log("secrets reloaded");
-    assert!(shop.ok(&ours("other.toml")).contains("Virtual disk"));
-    assert!(!ask("host%the secret of host@", ""), "the old secret is worth nothing");
+    if hears_hangups() {
+        std::fs::write(shop.path("secrets.toml"), "[[client]]\nname = \"host\"\nsecret = \"short\"\n").unwrap();
+        server.signal(Signal::SIGHUP);
+        server.wait_for_log("secrets not reloaded; the old ones stay in use");
+        shop.fails(1, &ours("other.toml"));
+        std::fs::copy(shop.path("other.toml"), shop.path("secrets.toml")).unwrap();
+        server.signal(Signal::SIGHUP);
+        server.wait_for_log("secrets reloaded");
+        assert!(shop.ok(&ours("other.toml")).contains("Virtual disk"));
+        assert!(!ask("host%the secret of host@", ""), "the old secret is worth nothing");
+    }
     assert!(!server.log().contains("the secret of host"), "no secret is logged");
     assert_eq!(server.stop(Signal::SIGTERM), Some(0));
 }

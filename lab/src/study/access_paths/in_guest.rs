@@ -33,6 +33,7 @@ use crate::{
     server::{Server, free_port},
 };
 use diskwright_load::run::Watch;
+use diskwright_stats::numbers;
 use std::{fs, net::SocketAddrV4, path::PathBuf};
 
 /// Name of the disk, which a guest sees as its serial number.
@@ -205,6 +206,10 @@ fn sequence(
         let before_ns = open.cpu_ns()?;
         let ran = guest.run(&open.disk, &job, watch)?;
         let spent_ns = open.cpu_ns()?.saturating_sub(before_ns);
+        if ran.figures.iops == 0.0 {
+            let time = numbers::duration(ran.figures.window_ns as f64);
+            return Err(LabError::InGuest(format!("at {load} load no request was completed in {time}")));
+        }
         figures.push((ran.figures, spent_ns as f64 / ran.requests.max(1) as f64));
     }
     let record = guest.record();
