@@ -24,7 +24,7 @@ use diskwright_stats::units::Span;
 use serde::{Deserialize, Serialize};
 use std::{
     ffi::OsStr,
-    fmt,
+    fmt, fs,
     net::Ipv4Addr,
     path::Path,
     process::{Command, Stdio},
@@ -37,6 +37,10 @@ const NETWORK_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
 const LINK_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 19, 0, 0);
 /// Name of a namespace, before the process id.
 const NAME: &str = "diskwright-";
+/// Name of a device, before the process id. A device's name has 15 characters at most.
+const DEVICE: &str = "dw";
+/// End of the name of a tap device.
+const TAP: &str = "t";
 
 /// Delay and rate of a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -133,9 +137,9 @@ impl Network {
     pub fn start(spec: &NetworkSpec) -> Result<Self, String> {
         need_tools()?;
         remove_left_over();
-        let number = number();
-        let namespace = format!("{NAME}{}", std::process::id());
-        let (near, far) = (format!("dw{number}a"), format!("dw{number}b"));
+        let pid = std::process::id();
+        let namespace = format!("{NAME}{pid}");
+        let (near, far) = (format!("{DEVICE}{pid}a"), format!("{DEVICE}{pid}b"));
         tool("ip", &["netns", "add", &namespace])?;
         // From here on dropping it removes the namespace, which removes both devices.
         let mut network = Self { namespace, server: address(NETWORK_ADDRESS, 2), has_delay: true };
@@ -202,7 +206,8 @@ impl GuestLink {
     /// A sentence that says why this machine cannot have one.
     pub fn start(spec: Option<&NetworkSpec>) -> Result<Self, String> {
         need_tools()?;
-        let link = Self { tap: format!("dw{}t", number()) };
+        remove_left_over();
+        let link = Self { tap: format!("{DEVICE}{}{TAP}", std::process::id()) };
         tool("ip", &["tuntap", "add", "dev", &link.tap, "mode", "tap"])?;
         tool("ip", &["address", "add", &format!("{}/30", link.host()), "dev", &link.tap])?;
         tool("ip", &["link", "set", &link.tap, "up"])?;
@@ -236,14 +241,10 @@ impl Drop for GuestLink {
     }
 }
 
-/// What tells the devices and addresses of this process from those of others.
-fn number() -> u32 {
-    std::process::id() % (1 << 14)
-}
-
 /// An address among the four of this process. `first` is that of process 0.
 fn address(first: Ipv4Addr, last: u32) -> Ipv4Addr {
-    Ipv4Addr::from(u32::from(first) + (number() << 2) + last)
+    let number = std::process::id() % (1 << 14);
+    Ipv4Addr::from(u32::from(first) + (number << 2) + last)
 }
 
 /// Why no network can be set up.
@@ -257,14 +258,22 @@ fn need_tools() -> Result<(), String> {
     }
 }
 
-/// Removes the namespaces of processes that were killed.
+/// Removes the namespaces and tap devices of processes that were killed.
 fn remove_left_over() {
-    let namespaces = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
-    for name in namespaces.filter_map(|entry| entry.file_name().into_string().ok()) {
-        let pid = name.strip_prefix(NAME).and_then(|pid| pid.parse::<u32>().ok());
-        if pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
-            // Another study may remove it at the same time.
+    let names = |folder: &str| -> Vec<String> {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    };
+    let is_left = |pid: &str| pid.parse::<u32>().is_ok_and(|pid| !Path::new("/proc").join(pid.to_string()).exists());
+    // Another study may remove them at the same time.
+    for name in names("/run/netns") {
+        if name.strip_prefix(NAME).is_some_and(is_left) {
             let _ = tool("ip", &["netns", "delete", &name]);
+        }
+    }
+    for name in names("/sys/class/net") {
+        if name.strip_prefix(DEVICE).and_then(|rest| rest.strip_suffix(TAP)).is_some_and(is_left) {
+            let _ = tool("ip", &["link", "delete", &name]);
         }
     }
 }
@@ -297,6 +306,31 @@ mod tests {
         for wrong in ["", "rtt", "rtt=11s", "rate=0", "rate=10", "rate=x", "rate=NaN", "rate=inf", "speed=1G"] {
             assert!(wrong.parse::<NetworkSpec>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn what_a_killed_process_has_left_is_removed() {
+        if let Err(why) = need_tools() {
+            return println!("skipped: what a killed process has left: {why}");
+        }
+        let mut ended = Command::new("true").spawn().unwrap();
+        let pid = ended.id();
+        ended.wait().unwrap();
+        let (namespace, tap) = (format!("{NAME}{pid}"), format!("{DEVICE}{pid}{TAP}"));
+        for made in
+            [tool("ip", &["netns", "add", &namespace]), tool("ip", &["tuntap", "add", "dev", &tap, "mode", "tap"])]
+        {
+            if let Err(why) = made {
+                return println!("skipped: what a killed process has left: {why}");
+            }
+        }
+        let link = GuestLink::start(None).unwrap();
+        let exists = |tap: &str| Path::new("/sys/class/net").join(tap).exists();
+        assert!(!Path::new("/run/netns").join(&namespace).exists() && !exists(&tap));
+        let own = link.tap().to_owned();
+        assert!(exists(&own));
+        drop(link);
+        assert!(!exists(&own));
     }
 
     #[test]
