@@ -31,7 +31,8 @@ attached block device; for comparison a raw file in process and with qemu-nbd. F
 that of NetApp's paper on SMB 3.0, iSCSI and FC: twenty clients with 2, 4 and 6 outstanding requests \
 each, 8K random, 70 % reads. Reports requests per second, response times, and the CPU time of client \
 and server. Every cell begins with the disk as it was filled; in the virtual machine every way does. \
-A quick study measures the virtual machine once, and not over the network. Ways that need root, a missing program or a missing kernel are skipped. Use a release build.
+A quick study measures the virtual machine once, and not over the network. Ways that need root, \
+a missing program or a missing kernel are skipped. Use a release build.
 
 The paper's cell length and rounds: --cell 930s --rounds 2.
 
