@@ -18,7 +18,7 @@ use diskwright_store::{CacheMode, RawDevice};
 use rustix::mount::{MountFlags, mount};
 use std::{
     ffi::CString,
-    fs::{self, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{self, Write},
     path::{Path, PathBuf},
     process::Command,
@@ -98,13 +98,13 @@ fn attach(disk: &GuestDisk) -> Result<PathBuf> {
             connected
                 .and_then(|mut file| file.write_all(line.as_bytes()))
                 .map_err(|error| failed("NVMe/TCP", error))?;
-            wait_for("the namespace", || existing("/dev/nvme0n1"))
+            wait_for("the namespace", || that_opens("/dev/nvme0n1"))
         }
         GuestDisk::Iscsi { server, target } => {
             let (address, port) = (server.ip().to_string(), server.port().to_string());
             let words = ["-i", IQN, "-t", target, "-g", "1", "-a", &address, "-p", &port];
             program(ISCSISTART, words).map_err(|error| failed("iSCSI", error))?;
-            wait_for("the LUN", || existing("/dev/sda"))
+            wait_for("the LUN", || that_opens("/dev/sda"))
         }
         GuestDisk::Smb { server, share, file, user, password } => {
             let (address, port) = (server.ip(), server.port());
@@ -131,8 +131,9 @@ fn program<'a>(name: &str, words: impl IntoIterator<Item = &'a str>) -> io::Resu
     Err(io::Error::other(format!("{name}: {}", String::from_utf8_lossy(&said).trim())))
 }
 
-fn existing(path: &str) -> Option<PathBuf> {
-    Some(PathBuf::from(path)).filter(|path| path.exists())
+/// A device whose file may be there before the kernel has read what it is.
+fn that_opens(path: &str) -> Option<PathBuf> {
+    File::open(path).is_ok().then(|| path.into())
 }
 
 /// The first entry of a class in `/sys` whose attribute has this value, as a device file.
