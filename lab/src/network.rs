@@ -21,6 +21,10 @@
 
 use crate::peer;
 use diskwright_stats::units::Span;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde::{Deserialize, Serialize};
 use std::{
     ffi::OsStr,
@@ -268,6 +272,7 @@ fn remove_left_over() {
     // Another study may remove them at the same time.
     for name in names("/run/netns") {
         if name.strip_prefix(NAME).is_some_and(is_left) {
+            end_servers_in(&name);
             let _ = tool("ip", &["netns", "delete", &name]);
         }
     }
@@ -275,6 +280,17 @@ fn remove_left_over() {
         if name.strip_prefix(DEVICE).and_then(|rest| rest.strip_suffix(TAP)).is_some_and(is_left) {
             let _ = tool("ip", &["link", "delete", &name]);
         }
+    }
+}
+
+/// Ends the servers that a killed process has left in a namespace, which would keep it.
+fn end_servers_in(namespace: &str) {
+    let listed =
+        Command::new(peer::find("ip").unwrap_or_else(|| "ip".into())).args(["netns", "pids", namespace]).output();
+    let listed = listed.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+    for pid in listed.lines().filter_map(|line| line.trim().parse().ok()) {
+        // It may have ended meanwhile.
+        let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
     }
 }
 
