@@ -154,7 +154,7 @@ fn wait_for(what: &str, find: impl Fn() -> Option<PathBuf>) -> Result<PathBuf> {
             None => {
                 return Err(LabError::BadOptions {
                     what: format!("{what} was not found"),
-                    hint: "the kernel needs virtio_pci, virtio_blk and virtio_console".into(),
+                    hint: "the guest's kernel may lack a driver: name another one (`GuestChoice::kernel`)".into(),
                 });
             }
         }

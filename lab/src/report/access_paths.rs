@@ -13,7 +13,7 @@ use crate::{
         verdict::relative,
     },
 };
-use diskwright_load::record::End;
+use diskwright_load::{figures::Figures, record::End};
 use diskwright_outline::{
     Block, Cell, Chapter, Table, Tone,
     plot::{Axis, Bar, BarChart, LineChart, Part, Point, Scale, Series},
@@ -249,6 +249,22 @@ fn scale_table(loads: &[Compared<'_>], base: &str) -> Table {
     table
 }
 
+/// The columns that both scales have, with the cell and its medians; `None` if it was not measured.
+fn figures<'a>(load: &Compared<'a>, way: AccessPath) -> Option<(&'a Measured, Figures, Vec<Cell>)> {
+    let cell = load.cell(way.name())?;
+    let (medians, iops) = (cell.medians()?, cell.summary_of(|round| round.iops)?);
+    let row = vec![
+        Cell::text(way.name_on_scale()),
+        Cell::figure(iops.median, rate),
+        Cell::figure(iops.min, rate),
+        Cell::figure(iops.max, rate),
+        Cell::figure(medians.mb_per_s, rate),
+        Cell::figure(medians.mean_ns, time),
+        Cell::figure(medians.p99_ns, time),
+    ];
+    Some((cell, medians, row))
+}
+
 fn details(load: &Compared<'_>) -> Table {
     let mut table = Table::new(
         format!(
@@ -271,16 +287,8 @@ fn details(load: &Compared<'_>) -> Table {
         ],
     );
     for way in AccessPath::ALL {
-        let Some(cell) = load.cell(way.name()) else { continue };
-        let (Some(medians), Some(iops)) = (cell.medians(), cell.summary_of(|round| round.iops)) else { continue };
-        table.row(vec![
-            Cell::text(way.name_on_scale()),
-            Cell::figure(iops.median, rate),
-            Cell::figure(iops.min, rate),
-            Cell::figure(iops.max, rate),
-            Cell::figure(medians.mb_per_s, rate),
-            Cell::figure(medians.mean_ns, time),
-            Cell::figure(medians.p99_ns, time),
+        let Some((cell, medians, mut row)) = figures(load, way) else { continue };
+        row.extend([
             Cell::figure(medians.cpu_ns_per_io, time),
             Cell::maybe(server_cpu_ns(cell), time),
             Cell::figure(medians.machine_cpu_ns_per_io, time),
@@ -288,6 +296,7 @@ fn details(load: &Compared<'_>) -> Table {
                 format!("{ratio:.2}")
             }),
         ]);
+        table.row(row);
     }
     table
 }
@@ -298,18 +307,9 @@ fn guest_details(load: &Compared<'_>) -> Table {
         &["way", "IOPS", "min", "max", "MB/s", "mean", "p99", "CPU, server"],
     );
     for way in AccessPath::ALL {
-        let Some(cell) = load.cell(way.name()) else { continue };
-        let (Some(medians), Some(iops)) = (cell.medians(), cell.summary_of(|round| round.iops)) else { continue };
-        table.row(vec![
-            Cell::text(way.name_on_scale()),
-            Cell::figure(iops.median, rate),
-            Cell::figure(iops.min, rate),
-            Cell::figure(iops.max, rate),
-            Cell::figure(medians.mb_per_s, rate),
-            Cell::figure(medians.mean_ns, time),
-            Cell::figure(medians.p99_ns, time),
-            Cell::maybe(server_cpu_ns(cell), time),
-        ]);
+        let Some((cell, _, mut row)) = figures(load, way) else { continue };
+        row.push(Cell::maybe(server_cpu_ns(cell), time));
+        table.row(row);
     }
     table
 }

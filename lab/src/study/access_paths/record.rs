@@ -194,7 +194,7 @@ impl AccessPath {
                 "`diskwright serve --iscsi --ephemeral` and the initiator of the guest’s kernel, one session."
             }
             Self::GuestSmb => {
-                "`diskwright attach --fuse --ephemeral`, shared by Samba, and the SMB 3.1.1 client of the guest’s kernel, without signing and encryption."
+                "`diskwright attach --fuse --ephemeral`, shared by Samba, and the SMB 3.1.1 client of the guest’s kernel, which demand neither signing nor encryption."
             }
         }
     }

@@ -1,7 +1,8 @@
 //! A Samba server that shares one folder, for one access path.
 //!
 //! Its configuration, its user and its logs lie in the scratch folder. The user has a random
-//! password. Signing and encryption are off, because the other protocols of the study have neither.
+//! password. Neither signing nor encryption is demanded, because the other protocols of the
+//! study have neither.
 
 use crate::{LabError, Result, peer, server::Server};
 use std::{
