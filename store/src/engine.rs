@@ -44,6 +44,7 @@
 
 #![allow(unsafe_code)]
 
+mod copies;
 mod kind;
 mod segments;
 mod settle;
@@ -479,6 +480,8 @@ fn overlapping_parts() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "two parts of one request use the same bytes of its buffer")
 }
 
+#[cfg(test)]
+mod copies_tests;
 #[cfg(test)]
 mod lane_tests;
 #[cfg(all(test, not(miri)))]

@@ -52,6 +52,7 @@ mod option_names;
 mod outbound;
 mod overlay;
 mod part;
+pub mod placement;
 mod pool;
 pub mod queue;
 mod range;
@@ -102,6 +103,7 @@ pub use open::{effective_user, raise_open_file_limit, sync_directory_of};
 pub use option_names::rename_options;
 pub use outbound::Outbound;
 pub use overlay::OverlayStore;
+pub use placement::{COPIES_MAX, CopyAt, Placed, Placement};
 pub use queue::{
     AtRisk, BlockDevice, BlockQueue, Blocking, Completion, Extent, ExtentKind, Geometry, Operation, PushError,
     QueueOptions, Request, TrackedPoint,

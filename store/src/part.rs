@@ -56,6 +56,8 @@ pub(crate) struct Target {
     pub(crate) lane: Option<LaneUse>,
     /// Whether the store's blocking methods never wait. Parts may then run where they are started.
     pub(crate) never_blocks: bool,
+    /// For a store with a placement: the targets of its members, by their numbers.
+    pub(crate) members: Option<Vec<Option<u32>>>,
 }
 
 /// How a target uses a lane.
@@ -81,6 +83,7 @@ impl Target {
             is_plain_file: file.is_some() && store.is_plain(),
             lane: None,
             never_blocks: store.never_blocks(),
+            members: store.placement().map(|_| Vec::new()),
         }
     }
 }
@@ -120,6 +123,21 @@ pub(crate) struct Part {
     /// Length of the range; for reads and writes also the length of the memory.
     pub(crate) len_bytes: u64,
     pub(crate) address: *mut u8,
+    /// The store whose bytes a member holds for it, if the part is of a copy.
+    pub(crate) copy_of: Option<CopyOf>,
+}
+
+/// What a part of a copy is a part of.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CopyOf {
+    /// The target with the placement.
+    pub(crate) target: u32,
+    /// Number of the member that holds the copy.
+    pub(crate) member: u8,
+    /// See [`Placed::hold`](crate::Placed).
+    pub(crate) hold: u64,
+    /// What to add to the part's offset, wrapping, for its offset in the store with the placement.
+    pub(crate) back_bytes: u64,
 }
 
 /// How the bytes that the store shows in a part's range are reached.
@@ -176,6 +194,7 @@ impl Part {
             file_offset_bytes,
             len_bytes: memory.len_bytes as u64,
             address: memory.address,
+            copy_of: None,
         }
     }
 
@@ -224,20 +243,31 @@ impl Part {
         self.action == Action::Read
     }
 
+    /// Whether the part reads or changes the store.
+    pub(crate) fn access(&self) -> Access {
+        match self.action {
+            Action::Read => Access::Read,
+            Action::Write { .. } | Action::WriteAgain | Action::Zero(_) | Action::Sync => Access::Write,
+        }
+    }
+
     /// Splits off the first bytes, which are all reached in the same way, and marks them with their
     /// route. `self` keeps the rest; its length is 0 if there is none.
     pub(crate) fn cut_front(&mut self, target: &Target) -> Self {
-        let access = match self.action {
-            Action::Read => Access::Read,
-            Action::Write { .. } | Action::WriteAgain | Action::Zero(_) => Access::Write,
-            // A sync has no range; the store's file is what is synced.
-            Action::Sync => return Self { route: Route::Direct, ..*self },
-        };
+        // A sync has no range; the store's file is what is synced.
+        if self.action == Action::Sync {
+            return Self { route: Route::Direct, ..*self };
+        }
         let range = FileRange { offset_bytes: self.file_offset_bytes, len_bytes: self.len_bytes };
-        let front = target.store.front(range, access);
+        let front = target.store.front(range, self.access());
+        let route = if front.is_direct { Route::Direct } else { Route::Detour };
+        Self { route, ..self.cut(front.len_bytes) }
+    }
+
+    /// Splits off the first bytes, as many as `len_bytes` says, but at least one.
+    pub(crate) fn cut(&mut self, len_bytes: u64) -> Self {
         let mut piece = *self;
-        piece.len_bytes = front.len_bytes.clamp(1, self.len_bytes);
-        piece.route = if front.is_direct { Route::Direct } else { Route::Detour };
+        piece.len_bytes = len_bytes.clamp(1, self.len_bytes);
         self.file_offset_bytes += piece.len_bytes;
         self.len_bytes -= piece.len_bytes;
         if !matches!(self.action, Action::Zero(_)) {

@@ -7,6 +7,7 @@
 //! ```text
 //! data_file()      a file: the engine's ring reads and writes it
 //! lane()           no file, but asynchronous completions: the ring polls the lane's descriptor
+//! placement()      the files of other stores; see `placement`
 //! never_blocks()   neither, but methods that never wait (memory): called where the part is started
 //! none of them     the methods below, called by a thread of the pool
 //! ```
@@ -26,6 +27,7 @@ use crate::{
     lane::Lane,
     lock::LockMode,
     open::{OpenError, SectorSizes},
+    placement::Placement,
 };
 use std::{fmt, io, os::fd::BorrowedFd, path::Path, sync::Arc, time::SystemTime};
 
@@ -122,6 +124,11 @@ pub trait Store: Send + Sync + fmt::Debug {
 
     /// The lane through which requests complete asynchronously, for a store without a data file.
     fn lane(&self) -> Option<Arc<dyn Lane>> {
+        None
+    }
+
+    /// Where the bytes lie in the files of other stores, for a store without a data file or lane.
+    fn placement(&self) -> Option<&dyn Placement> {
         None
     }
 

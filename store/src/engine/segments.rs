@@ -135,9 +135,10 @@ impl Engine {
             return;
         }
         let memory = part.memory();
-        if let Some(Bounce { buf, into }) = self.slots.get(part.slot).take_bounce(memory)
-            && result.is_ok()
-        {
+        let Some(Bounce { buf, into }) = self.slots.get(part.slot).take_bounce(memory) else { return };
+        let part = &mut self.parts[index as usize];
+        (part.address, part.is_foreign) = (into.address, true);
+        if result.is_ok() {
             // SAFETY: as in `bounce`; `cut` has checked that memory to read into is writable.
             unsafe { copy_to_foreign(&buf[..into.len_bytes], into.address) };
         }

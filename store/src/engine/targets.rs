@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! add_target ─▶ index, registered file or lane
+//! member_target ─▶ the index of a member of a placement, added when it is first used
 //! remove_target ─▶ leaving ─ unused (checked after each reap) ─▶ dropped, index free
 //! ```
 //!
@@ -78,8 +79,10 @@ impl Engine {
     #[cold]
     pub(super) fn drop_unused_targets(&mut self) {
         let free: HashSet<u32> = self.free_parts.iter().copied().collect();
+        let in_flight = (0..).zip(&self.parts).filter(|(index, _)| !free.contains(index)).map(|(_, part)| part);
         let used: HashSet<u32> =
-            (0..).zip(&self.parts).filter(|(index, _)| !free.contains(index)).map(|(_, part)| part.target).collect();
+            in_flight.flat_map(|part| [Some(part.target), part.copy_of.map(|copy| copy.target)]).flatten().collect();
+        self.drop_unused_members(&used);
         for target in self.leaving.extract_if(.., |target| !used.contains(target)) {
             // A part that names the target by mistake fails, with this name in the message.
             let nothing: Arc<dyn Store> = Arc::new(MemoryStore::new("(removed file)"));

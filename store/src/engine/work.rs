@@ -7,6 +7,7 @@
 //!               └─▶ carry_out_off_ring ─┬─▶ lane or pool: a loan ─▶ take_tickets ─▶ part_ended
 //!                                       ├─▶ run_blocking ─▶ part_ended
 //!                                       └─▶ pieces, each started again (a store that is not plain)
+//!               └─▶ carry_out_in_copies (a store with a placement: `copies.rs`)
 //! ```
 //!
 //! Answers come from the engine's own ring, or from its mailbox on a shared ring. Tickets and loans
@@ -242,7 +243,14 @@ impl Engine {
     pub(super) fn start(&mut self, part: Part) {
         self.stats.parts += 1;
         self.slots.hold(part.slot);
-        let index = match self.free_parts.pop() {
+        let index = self.keep_part(part);
+        self.carry_out(index, false);
+    }
+
+    /// Puts a part into the table.
+    #[inline]
+    pub(super) fn keep_part(&mut self, part: Part) -> u32 {
+        match self.free_parts.pop() {
             Some(index) => {
                 self.parts[index as usize] = part;
                 index
@@ -251,8 +259,7 @@ impl Engine {
                 self.parts.push(part);
                 u32::try_from(self.parts.len() - 1).expect("more parts in flight than memory could hold")
             }
-        };
-        self.carry_out(index, false);
+        }
     }
 
     /// Gives a part to the ring, or to whatever else can carry it out.
@@ -262,6 +269,9 @@ impl Engine {
         let target = &self.targets[part.target as usize];
         let user_data = self.user_bits | u64::from(index);
         if block || !part.fits_ring(target) {
+            if target.members.is_some() && part.route == Route::Unasked {
+                return self.carry_out_in_copies(index);
+            }
             return self.carry_out_off_ring(index);
         }
         // SAFETY: the part fits the ring. Its memory is its slot's buffer or segments, memory that
@@ -294,7 +304,7 @@ impl Engine {
 
     /// Carries out a part by a lane, a thread of the pool, or a blocking call.
     #[cold]
-    fn carry_out_off_ring(&mut self, index: u32) {
+    pub(super) fn carry_out_off_ring(&mut self, index: u32) {
         if self.failed {
             let refused = "an earlier failure of the I/O engine left requests without an answer; close the disk and open it again";
             return self.part_ended(index, Err(io::Error::other(refused)));
@@ -378,7 +388,10 @@ impl Engine {
     }
 
     #[inline]
-    fn part_ended(&mut self, index: u32, result: io::Result<()>) {
+    pub(super) fn part_ended(&mut self, index: u32, result: io::Result<()>) {
+        if self.parts[index as usize].copy_of.is_some() {
+            return self.copy_ended(index, result);
+        }
         self.free_parts.push(index);
         self.slots.let_go(self.parts[index as usize].slot, result);
     }

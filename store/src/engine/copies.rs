@@ -1,0 +1,151 @@
+//! Parts of a store with a [`Placement`](crate::Placement): one part for each copy.
+//!
+//! ```text
+//!   carry_out_in_copies ─▶ place ─┬─▶ a part for each copy ─▶ copy_ended ─┬─▶ release
+//!                                 │                                       └─ failed: as below
+//!                                 └─▶ no copy: the store's own methods, by `carry_out_off_ring`
+//! ```
+//!
+//! Invariant: a part of a copy is released exactly once, when its transfer has ended and before its
+//! request does. A failed one then becomes a part of the store itself, which the store's own methods
+//! carry out. It is not placed again, so a request ends however many members fail.
+
+use super::Engine;
+use crate::{
+    part::{Action, CopyOf, Part, Route, Target},
+    placement::Placement,
+    range::FileRange,
+};
+use std::{collections::HashSet, io, sync::Arc};
+
+impl Engine {
+    /// Splits a part of a store with a placement into parts of its members, and starts them.
+    pub(super) fn carry_out_in_copies(&mut self, index: u32) {
+        let mut rest = self.parts[index as usize];
+        if self.failed || matches!(rest.action, Action::Zero(_)) {
+            return self.by_own_methods(index);
+        }
+        // The original part holds the slot until its pieces have started.
+        self.stats.parts -= 1;
+        if rest.action == Action::Sync {
+            let mut unsynced = self.placement(rest.target).map_or(0, Placement::unsynced);
+            while unsynced != 0 {
+                let member = unsynced.trailing_zeros() as u8;
+                unsynced &= unsynced - 1;
+                self.start_copy(rest, CopyOf { target: rest.target, member, hold: 0, back_bytes: 0 });
+            }
+            return self.part_ended(index, Ok(()));
+        }
+        while rest.len_bytes > 0 {
+            let range = FileRange { offset_bytes: rest.file_offset_bytes, len_bytes: rest.len_bytes };
+            let Some(placement) = self.placement(rest.target) else { break };
+            let placed = placement.place(range, rest.access());
+            let piece = rest.cut(placed.len_bytes);
+            let copies = placed.copies.get(..usize::from(placed.count)).unwrap_or(&placed.copies);
+            for copy in copies {
+                let back_bytes = piece.file_offset_bytes.wrapping_sub(copy.offset_bytes);
+                let copy_of = CopyOf { target: piece.target, member: copy.member, hold: placed.hold, back_bytes };
+                self.start_copy(Part { file_offset_bytes: copy.offset_bytes, ..piece }, copy_of);
+            }
+            if copies.is_empty() {
+                self.start(Part { route: Route::Detour, ..piece });
+            }
+        }
+        self.part_ended(index, Ok(()));
+    }
+
+    /// The placement of a target's store.
+    fn placement(&self, target: u32) -> Option<&dyn Placement> {
+        self.targets[target as usize].store.placement()
+    }
+
+    /// Starts `part` on the member of `copy_of`.
+    fn start_copy(&mut self, part: Part, copy_of: CopyOf) {
+        let copy = Part { copy_of: Some(copy_of), ..part };
+        match self.member_target(copy_of.target, copy_of.member) {
+            Some(target) => self.start(Part { target, ..copy }),
+            None => {
+                // `copy_ended` continues with a part that has begun.
+                self.stats.parts += 1;
+                self.slots.hold(copy.slot);
+                let index = self.keep_part(copy);
+                self.copy_ended(index, Err(io::ErrorKind::NotFound.into()));
+            }
+        }
+    }
+
+    /// Handles the end of a part of a copy.
+    pub(super) fn copy_ended(&mut self, index: u32, result: io::Result<()>) {
+        let part = &mut self.parts[index as usize];
+        let Some(copy) = part.copy_of.take() else { return };
+        let (is_sync, access) = (part.action == Action::Sync, part.access());
+        part.target = copy.target;
+        part.file_offset_bytes = part.file_offset_bytes.wrapping_add(copy.back_bytes);
+        let store = &self.targets[copy.target as usize].store;
+        match store.placement() {
+            Some(placement) if is_sync => placement.synced(copy.member, &result),
+            Some(placement) => placement.release(copy.member, copy.hold, access, result.is_ok()),
+            None => {}
+        }
+        match result {
+            Ok(()) => self.part_ended(index, Ok(())),
+            Err(_) => self.by_own_methods(index),
+        }
+    }
+
+    /// Carries a part out by the methods of its store, in the pool.
+    #[cold]
+    fn by_own_methods(&mut self, index: u32) {
+        let part = &mut self.parts[index as usize];
+        part.route = Route::Detour;
+        if part.action == Action::WriteAgain {
+            part.action = Action::Write { durable: true };
+        }
+        self.carry_out_off_ring(index);
+    }
+
+    /// The target of a member, which is added if this engine has not used it yet. Stores with the
+    /// same members share their targets.
+    #[inline]
+    fn member_target(&mut self, target: u32, member: u8) -> Option<u32> {
+        let known = self.targets[target as usize].members.as_ref()?;
+        match known.get(usize::from(member)) {
+            Some(&Some(found)) => Some(found),
+            _ => self.add_member(target, member),
+        }
+    }
+
+    #[cold]
+    fn add_member(&mut self, target: u32, member: u8) -> Option<u32> {
+        let store = self.placement(target)?.member(member)?;
+        let all_members = self.targets.iter().flat_map(|target| target.members.iter().flatten().flatten());
+        let is_same = |&&found: &&u32| Arc::ptr_eq(&self.targets[found as usize].store, &store);
+        let found = match all_members.copied().collect::<Vec<_>>().iter().find(is_same) {
+            Some(&found) => found,
+            None => self.add_target(&store).ok()?.0,
+        };
+        let known = self.targets[target as usize].members.as_mut()?;
+        let place = usize::from(member);
+        if known.len() <= place {
+            known.resize(place + 1, None);
+        }
+        known[place] = Some(found);
+        Some(found)
+    }
+
+    /// Makes the members leave that only removed stores use, in which no part of `used` is left.
+    pub(super) fn drop_unused_members(&mut self, used: &HashSet<u32>) {
+        let members_of = |target: &Target| target.members.iter().flatten().flatten().copied().collect::<Vec<u32>>();
+        let gone: Vec<u32> = self.leaving.iter().copied().filter(|target| !used.contains(target)).collect();
+        let candidates: Vec<u32> = gone.iter().flat_map(|&target| members_of(&self.targets[target as usize])).collect();
+        let stays = |number: u32| !gone.contains(&number);
+        for candidate in candidates {
+            let is_used = (0..).zip(&self.targets).any(|(number, target)| {
+                stays(number) && target.members.iter().flatten().flatten().any(|&member| member == candidate)
+            });
+            if !is_used && !self.leaving.contains(&candidate) {
+                self.leaving.push(candidate);
+            }
+        }
+    }
+}

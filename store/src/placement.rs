@@ -1,0 +1,71 @@
+//! Placement: where the bytes of a store lie in the files of other stores, in one copy or several.
+//!
+//! ```text
+//!   part of a request ─▶ Placement::place ─┬─▶ a part for each copy, in the member's file
+//!                                          └─▶ no copy: the store's own methods, in the pool
+//!   end of such a part ─▶ Placement::release ─ failed ─▶ the store's own methods repeat it
+//!   sync               ─▶ Placement::unsynced ─▶ a sync of each of these members
+//! ```
+//!
+//! A store with a placement (a file of a space) has neither a data file nor a lane. The engine asks
+//! it for every transfer, and moves the bytes between the caller's memory and the members' files
+//! directly. Everything that is rare is left to the store's blocking methods: the first write to a
+//! range, zeroing, and whatever failed. A store therefore has one place where failures of members
+//! are handled.
+//!
+//! Invariant: between [`Placement::place`] and [`Placement::release`] the bytes stay where they
+//! are, so no part reads or writes a range that belongs to something else by then. The hold of a
+//! part that is never answered is never released.
+
+use crate::{
+    range::FileRange,
+    store::{Access, Store},
+};
+use std::{fmt, io, sync::Arc};
+
+/// Maximum number of copies of a range.
+pub const COPIES_MAX: usize = 3;
+
+/// One copy of a range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CopyAt {
+    /// Number of the member in whose store the copy lies.
+    pub member: u8,
+    /// Offset of its first byte in that store.
+    pub offset_bytes: u64,
+}
+
+/// Where the first bytes of a range lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Placed {
+    /// Number of bytes for which this holds: at least 1, at most the length of the range.
+    pub len_bytes: u64,
+    /// The copies; only the first `count` are meant.
+    pub copies: [CopyAt; COPIES_MAX],
+    /// How many copies a transfer goes to: 1 for a read, all for a write. 0 means that only the
+    /// store's own methods reach the range.
+    pub count: u8,
+    /// Passed to [`Placement::release`] once for each copy.
+    pub hold: u64,
+}
+
+/// The placement of a store; see the module documentation. No method waits for I/O.
+pub trait Placement: Send + Sync + fmt::Debug {
+    /// The store of a member. It stays the same while the number is in use.
+    fn member(&self, member: u8) -> Option<Arc<dyn Store>>;
+
+    /// Where the first bytes of `range`, which is not empty, lie; and holds them there.
+    fn place(&self, range: FileRange, access: Access) -> Placed;
+
+    /// The transfer to or from one copy has ended. After a failure the engine repeats it by the
+    /// store's own methods.
+    fn release(&self, member: u8, hold: u64, access: Access, ok: bool);
+
+    /// The members whose files a sync of this store must sync, one bit for each number. All writes
+    /// that completed before the call are covered.
+    fn unsynced(&self) -> u64;
+
+    /// The sync of a member that [`Placement::unsynced`] named has ended. After a failure the engine
+    /// calls the store's own sync.
+    fn synced(&self, member: u8, result: &io::Result<()>);
+}
