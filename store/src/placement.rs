@@ -17,11 +17,8 @@
 //! are, so no part reads or writes a range that belongs to something else by then. The hold of a
 //! part that is never answered is never released.
 
-use crate::{
-    range::FileRange,
-    store::{Access, Store},
-};
-use std::{fmt, io, sync::Arc};
+use crate::range::{Access, FileRange};
+use std::{fmt, io};
 
 /// Maximum number of copies of a range.
 pub const COPIES_MAX: usize = 3;
@@ -29,7 +26,7 @@ pub const COPIES_MAX: usize = 3;
 /// One copy of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CopyAt {
-    /// Number of the member in whose store the copy lies.
+    /// Number of the member in whose store the copy lies; see [`Store::member`](crate::Store).
     pub member: u8,
     /// Offset of its first byte in that store.
     pub offset_bytes: u64,
@@ -51,9 +48,6 @@ pub struct Placed {
 
 /// The placement of a store; see the module documentation. No method waits for I/O.
 pub trait Placement: Send + Sync + fmt::Debug {
-    /// The store of a member. It stays the same while the number is in use.
-    fn member(&self, member: u8) -> Option<Arc<dyn Store>>;
-
     /// Where the first bytes of `range`, which is not empty, lie; and holds them there.
     fn place(&self, range: FileRange, access: Access) -> Placed;
 
@@ -65,7 +59,7 @@ pub trait Placement: Send + Sync + fmt::Debug {
     /// that completed before the call are covered.
     fn unsynced(&self) -> u64;
 
-    /// The sync of a member that [`Placement::unsynced`] named has ended. After a failure the engine
-    /// calls the store's own sync.
+    /// The sync of a member that [`Placement::unsynced`] named has ended. After a failure the
+    /// engine calls the store's own sync.
     fn synced(&self, member: u8, result: &io::Result<()>);
 }

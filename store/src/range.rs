@@ -1,4 +1,13 @@
-//! Ranges of a store.
+//! Ranges of a store, and what is done to them.
+
+/// Whether a range is read or changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// The bytes are read.
+    Read,
+    /// The bytes are written or zeroed.
+    Write,
+}
 
 /// What happens to the space of a range that is zeroed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -21,7 +21,7 @@
 //! including the store's length. Nothing else is promised: other writes may become durable earlier,
 //! later or never, in any order.
 
-pub use crate::range::{FileRange, Zeroing};
+pub use crate::range::{Access, FileRange, Zeroing};
 
 use crate::{
     lane::Lane,
@@ -35,15 +35,6 @@ use std::{fmt, io, os::fd::BorrowedFd, path::Path, sync::Arc, time::SystemTime};
 /// smaller write or a later retry may succeed.
 pub fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge)
-}
-
-/// Whether a range is read or changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
-    /// The bytes are read.
-    Read,
-    /// The bytes are written or zeroed.
-    Write,
 }
 
 /// How the first bytes of a range are reached.
@@ -129,6 +120,12 @@ pub trait Store: Send + Sync + fmt::Debug {
 
     /// Where the bytes lie in the files of other stores, for a store without a data file or lane.
     fn placement(&self) -> Option<&dyn Placement> {
+        None
+    }
+
+    /// The store of a member that [`Store::placement`] names. It stays the same while the number is in
+    /// use.
+    fn member(&self, _number: u8) -> Option<Arc<dyn Store>> {
         None
     }
 

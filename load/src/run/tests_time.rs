@@ -69,7 +69,7 @@ fn a_stall_at_the_end_of_the_window_is_in_the_latencies_and_gives_a_warning() {
 #[test]
 fn requests_due_in_the_window_that_complete_in_the_cool_down_count_in_the_window() {
     // A request per 5 ms. The fiftieth takes a second, so the requests due after it are made in the
-    // cool-down. The times are long, so that a busy machine does not move a request out of the window.
+    // cool-down. The times are long, so that a busy machine delays no request out of the window.
     let device = Simulated { slow: Some((50, Duration::from_secs(1))), ..Simulated::new(SIZE) };
     let mut job = timed(at_rate(200.0, 1), 0, 500);
     job.phases[0].cool_down = Span::from_millis(2000);

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Invariant: a part of a copy is released exactly once, when its transfer has ended and before its
-//! request does. A failed one then becomes a part of the store itself, which the store's own methods
-//! carry out. It is not placed again, so a request ends however many members fail.
+//! request does. A failed one then becomes a part of the store itself, which the store's own
+//! methods carry out. It is not placed again, so a request ends however many members fail.
 
 use super::Engine;
 use crate::{
@@ -117,7 +117,7 @@ impl Engine {
 
     #[cold]
     fn add_member(&mut self, target: u32, member: u8) -> Option<u32> {
-        let store = self.placement(target)?.member(member)?;
+        let store = self.targets[target as usize].store.member(member)?;
         let all_members = self.targets.iter().flat_map(|target| target.members.iter().flatten().flatten());
         let is_same = |&&found: &&u32| Arc::ptr_eq(&self.targets[found as usize].store, &store);
         let found = match all_members.copied().collect::<Vec<_>>().iter().find(is_same) {

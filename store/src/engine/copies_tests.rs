@@ -55,10 +55,6 @@ fn on_member(offset_bytes: u64) -> u64 {
 }
 
 impl Placement for Mirror {
-    fn member(&self, member: u8) -> Option<Arc<dyn Store>> {
-        self.members.get(usize::from(member)).cloned()
-    }
-
     fn place(&self, range: FileRange, access: Access) -> Placed {
         let len_bytes = range.len_bytes.min(UNIT - range.offset_bytes % UNIT);
         if range.offset_bytes / UNIT % 2 == 1 || range.offset_bytes >= UNIT * UNITS {
@@ -134,6 +130,10 @@ impl Store for Mirror {
 
     fn placement(&self) -> Option<&dyn Placement> {
         Some(self)
+    }
+
+    fn member(&self, number: u8) -> Option<Arc<dyn Store>> {
+        self.members.get(usize::from(number)).cloned()
     }
 }
 
