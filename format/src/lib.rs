@@ -6,6 +6,7 @@
 //! - [`tar`]: the headers of an archive, which an OVA is
 //! - [`qcow2`]: header, extensions, tables, refcounts, snapshots, bitmaps (QEMU's qcow2
 //!   specification)
+//! - [`space`]: superblock, journal and checkpoint of a pool of members; the program's own
 //! - [`tracks`]: the file in which the changes of a disk are tracked; the program's own
 //! - [`vdi`]: header and block map of VirtualBox's images
 //! - [`vhd`]: footer, dynamic header, parent locators, time stamps, geometry (VHD Image Format
@@ -19,6 +20,7 @@ pub mod dwdiff;
 mod invalid;
 pub mod ovf;
 pub mod qcow2;
+pub mod space;
 pub mod tar;
 pub mod tracks;
 pub mod vdi;

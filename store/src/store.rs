@@ -123,8 +123,8 @@ pub trait Store: Send + Sync + fmt::Debug {
         None
     }
 
-    /// The store of a member that [`Store::placement`] names. It stays the same while the number is in
-    /// use.
+    /// The store of a member that [`Store::placement`] names. It stays the same while the number is
+    /// in use.
     fn member(&self, _number: u8) -> Option<Arc<dyn Store>> {
         None
     }
