@@ -29,7 +29,7 @@ use std::{
     ops::Deref,
     os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
-    sync::{Arc, LazyLock},
+    sync::{Arc, LazyLock, PoisonError, RwLock},
     time::SystemTime,
 };
 
@@ -118,7 +118,20 @@ pub trait FileSystem: Send + Sync + fmt::Debug {
 #[derive(Debug, Clone)]
 pub struct Files(Arc<dyn FileSystem>);
 
+/// File systems for names that begin with a scheme.
+static SCHEMES: RwLock<Vec<(&'static str, Files)>> = RwLock::new(Vec::new());
+
 impl Files {
+    /// Makes names that begin with `scheme`, such as "space://", lead to `system`, in all default
+    /// handles of the process. For programs, when they start. A scheme that is known stays as it
+    /// is.
+    pub fn add_scheme(scheme: &'static str, system: Self) {
+        let mut schemes = SCHEMES.write().unwrap_or_else(PoisonError::into_inner);
+        if schemes.iter().all(|(known, _)| *known != scheme) {
+            schemes.push((scheme, system));
+        }
+    }
+
     /// A handle to `system`.
     pub fn new(system: Arc<dyn FileSystem>) -> Self {
         Self(system)
@@ -132,7 +145,7 @@ impl Files {
 
 impl Default for Files {
     fn default() -> Self {
-        static LOCAL: LazyLock<Files> = LazyLock::new(|| Files::new(Arc::new(LocalFiles)));
+        static LOCAL: LazyLock<Files> = LazyLock::new(|| Files::new(Arc::new(ByScheme)));
         LOCAL.clone()
     }
 }
@@ -142,6 +155,89 @@ impl Deref for Files {
 
     fn deref(&self) -> &Self::Target {
         &*self.0
+    }
+}
+
+/// The machine's own file systems, and those of [`Files::add_scheme`].
+#[derive(Debug)]
+struct ByScheme;
+
+impl ByScheme {
+    /// Carries something out on the file system of a path.
+    fn on<T>(path: &Path, act: impl FnOnce(&dyn FileSystem) -> T) -> T {
+        let bytes = path.as_os_str().as_encoded_bytes();
+        let schemes = SCHEMES.read().unwrap_or_else(PoisonError::into_inner);
+        let found = schemes.iter().find(|(scheme, _)| bytes.starts_with(scheme.as_bytes()));
+        let found = found.map(|(_, system)| system.clone());
+        drop(schemes);
+        match found {
+            Some(system) => act(&*system),
+            None => act(&LocalFiles),
+        }
+    }
+
+    /// As [`ByScheme::on`], for two paths, which must be of the same file system.
+    fn on_both(one: &Path, other: &Path, act: impl FnOnce(&dyn FileSystem) -> io::Result<()>) -> io::Result<()> {
+        let has_scheme = |path: &Path| {
+            let bytes = path.as_os_str().as_encoded_bytes();
+            let schemes = SCHEMES.read().unwrap_or_else(PoisonError::into_inner);
+            schemes.iter().position(|(scheme, _)| bytes.starts_with(scheme.as_bytes()))
+        };
+        if has_scheme(one) != has_scheme(other) {
+            return Err(io::ErrorKind::CrossesDevices.into());
+        }
+        Self::on(one, act)
+    }
+}
+
+impl FileSystem for ByScheme {
+    fn open(&self, path: &Path, options: &OpenOptions) -> Result<Arc<dyn Store>, OpenError> {
+        Self::on(path, |system| system.open(path, options))
+    }
+
+    fn open_canonical(
+        &self,
+        path: &Path,
+        allow_devices: bool,
+        options: &OpenOptions,
+    ) -> Result<Arc<dyn Store>, OpenError> {
+        Self::on(path, |system| system.open_canonical(path, allow_devices, options))
+    }
+
+    fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
+        Self::on_both(from, to, |system| system.rename(from, to, replace))
+    }
+
+    fn link(&self, existing: &Path, new: &Path) -> io::Result<()> {
+        Self::on_both(existing, new, |system| system.link(existing, new))
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        Self::on(path, |system| system.remove(path))
+    }
+
+    fn sync_directory_of(&self, path: &Path) -> io::Result<()> {
+        Self::on(path, |system| system.sync_directory_of(path))
+    }
+
+    fn check_names_in(&self, directory: &Path) -> io::Result<()> {
+        Self::on(directory, |system| system.check_names_in(directory))
+    }
+
+    fn canonical(&self, path: &Path) -> io::Result<PathBuf> {
+        Self::on(path, |system| system.canonical(path))
+    }
+
+    fn facts(&self, path: &Path) -> io::Result<FileFacts> {
+        Self::on(path, |system| system.facts(path))
+    }
+
+    fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
+        Self::on(directory, |system| system.list(directory))
+    }
+
+    fn folders(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
+        Self::on(directory, |system| system.folders(directory))
     }
 }
 

@@ -40,8 +40,10 @@ pub struct Placed {
     /// The copies; only the first `count` are meant.
     pub copies: [CopyAt; COPIES_MAX],
     /// How many copies a transfer goes to: 1 for a read, all for a write. 0 means that only the
-    /// store's own methods reach the range.
+    /// store's own methods reach the range, unless it is a read and the range `is_zero`.
     pub count: u8,
+    /// Whether the range has no copy and reads as zeros.
+    pub is_zero: bool,
     /// Passed to [`Placement::release`] once for each copy.
     pub hold: u64,
 }
@@ -56,8 +58,8 @@ pub trait Placement: Send + Sync + fmt::Debug {
     fn release(&self, member: u8, hold: u64, access: Access, ok: bool);
 
     /// The members whose files a sync of this store must sync, one bit for each number. All writes
-    /// that completed before the call are covered.
-    fn unsynced(&self) -> u64;
+    /// that completed before the call are covered. `None` if only the store's own sync will do.
+    fn unsynced(&self) -> Option<u64>;
 
     /// The sync of a member that [`Placement::unsynced`] named has ended. After a failure the
     /// engine calls the store's own sync.

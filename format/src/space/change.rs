@@ -14,9 +14,9 @@
 //!   9 back     0 member (u8)
 //! ```
 //!
-//! Numbers without a type are of 32 bits. A file's slab has an index: the offset in the file divided
-//! by the size of a slab. Each change *sets* something, so a change that is applied twice does no
-//! harm.
+//! Numbers without a type are of 32 bits. A file's slab has an index: the offset in the file
+//! divided by the size of a slab. Each change *sets* something, so a change that is applied twice
+//! does no harm.
 //!
 //! Two changes say more than they name. When a member is lost, its copies of all slabs that are
 //! *dirty* become stale. When a slab becomes dirty while a member is lost, its copy on that member

@@ -123,7 +123,8 @@ mod tests {
         let third = put_block(&mut two, POOL, second, b"two");
         assert_eq!(parse_block(&one, POOL, first), Some((&b"one"[..], second)));
         assert_eq!(parse_block(&two, POOL, second), Some((&b"two"[..], third)));
-        // The first block is written again with other contents: the old second one no longer counts.
+        // The first block is written again with other contents: the old second one no longer
+        // counts.
         let new_second = put_block(&mut other, POOL, first, b"new");
         assert_eq!(parse_block(&other, POOL, first), Some((&b"new"[..], new_second)));
         assert_eq!(parse_block(&two, POOL, new_second), None);

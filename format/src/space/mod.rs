@@ -23,7 +23,7 @@ pub mod change;
 pub mod journal;
 pub mod superblock;
 
-use crate::invalid::{Invalid, Result};
+pub use crate::invalid::{Invalid, Result};
 
 /// Where the first slab of a member begins, in bytes.
 pub const SLABS_OFFSET_BYTES: u64 = 1 << 20;

@@ -5,7 +5,7 @@
 //!   0   magic "DWSPACE1"     8 version (1)           12 CRC-32C, this field as 0
 //!   16  GUID of the pool     32 generation (u64)     40 number of this member (u8)
 //!   41  slab size as a power of two (u8)             42 number of areas (u8)
-//!   43  length of the name (u8)
+//!   43  length of the name (u8)                      44 copies of a new file (u8)
 //!   64  areas, 3 of 16 bytes: 0 member (u8)  4 first slab  8 slabs of the journal
 //!                             12 slabs of each of the two checkpoints
 //!   128 name of the pool, 255 bytes
@@ -14,11 +14,11 @@
 //! ```
 //!
 //! A pool's generation counts the changes of its superblock. Each generation has a random number of
-//! its own, its *lineage*. Two superblocks have a common history if the older one's number is in the
-//! lineage of the newer one. If it is not, both were changed without the other: the histories have
-//! diverged.
+//! its own, its *lineage*. Two superblocks have a common history if the older one's number is in
+//! the lineage of the newer one. If it is not, both were changed without the other: the histories
+//! have diverged.
 
-use super::{AREAS_MAX, BLOCK_BYTES, Invalid, MEMBERS_MAX, NAME_BYTES_MAX, Result, SLAB_SHIFTS, SLABS_MAX};
+use super::{AREAS_MAX, BLOCK_BYTES, COPIES_MAX, Invalid, MEMBERS_MAX, NAME_BYTES_MAX, Result, SLAB_SHIFTS, SLABS_MAX};
 use super::{check_block, checksum, field, slabs_of, u32_at, u64_at};
 use uuid::Uuid;
 
@@ -104,6 +104,8 @@ pub struct Superblock {
     pub number: u8,
     /// Size of a slab as a power of two.
     pub slab_shift: u8,
+    /// Copies that a new file has if nothing else is said: 1 to 3.
+    pub copies: u8,
     /// The members by their numbers; `None` for a number that is not in use.
     pub members: Vec<Option<Member>>,
     /// The areas: 1 to 3.
@@ -150,7 +152,7 @@ impl Superblock {
         put(8, &VERSION.to_le_bytes());
         put(16, &self.pool.to_bytes_le());
         put(32, &self.generation.to_le_bytes());
-        put(40, &[self.number, self.slab_shift, self.areas.len() as u8, self.name.len() as u8]);
+        put(40, &[self.number, self.slab_shift, self.areas.len() as u8, self.name.len() as u8, self.copies]);
         for (index, area) in self.areas.iter().enumerate() {
             let at = AREAS_AT + index * AREA_BYTES;
             put(at, &[area.member]);
@@ -201,7 +203,10 @@ impl Superblock {
         if version != VERSION {
             return Err(invalid(8, format!("version {version}"), "version 1, the only one that this program knows"));
         }
-        let [number, slab_shift, areas, name_bytes] = field::<4>(block, 40);
+        let [number, slab_shift, areas, name_bytes, copies] = field::<5>(block, 40);
+        if !(1..=COPIES_MAX).contains(&usize::from(copies)) {
+            return Err(invalid(44, format!("{copies} copies"), "1 to 3"));
+        }
         if !SLAB_SHIFTS.contains(&slab_shift) {
             return Err(invalid(41, format!("slabs of 2^{slab_shift} bytes"), "256 KiB to 64 MiB"));
         }
@@ -239,6 +244,7 @@ impl Superblock {
             lineage: std::array::from_fn(|index| u64_at(block, LINEAGE_AT + index * 8)),
             number,
             slab_shift,
+            copies,
             members,
             areas: (0..usize::from(areas).min(AREAS_MAX)).map(|index| area_at(block, index)).collect(),
         };
@@ -284,6 +290,7 @@ mod tests {
             lineage: std::array::from_fn(|index| 1000 + index as u64),
             number: 2,
             slab_shift: 20,
+            copies: 2,
             members: vec![
                 Some(member(MemberState::Active, Class::Ssd)),
                 None,
@@ -318,7 +325,8 @@ mod tests {
     #[test]
     fn fields_that_contradict_each_other_are_refused() {
         type Lie = fn(&mut Superblock);
-        let lies: [(&str, Lie); 8] = [
+        let lies: [(&str, Lie); 9] = [
+            ("4 copies", |block| block.copies = 4),
             ("number 1, which no member has", |block| block.number = 1),
             ("number 63", |block| block.number = 63),
             ("slabs of 2^17", |block| block.slab_shift = 17),

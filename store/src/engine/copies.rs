@@ -10,7 +10,9 @@
 //! request does. A failed one then becomes a part of the store itself, which the store's own
 //! methods carry out. It is not placed again, so a request ends however many members fail.
 
-use super::Engine;
+#![allow(unsafe_code)]
+
+use super::{Engine, overlapping_parts};
 use crate::{
     part::{Action, CopyOf, Part, Route, Target},
     placement::Placement,
@@ -25,10 +27,11 @@ impl Engine {
         if self.failed || matches!(rest.action, Action::Zero(_)) {
             return self.by_own_methods(index);
         }
-        // The original part holds the slot until its pieces have started.
-        self.stats.parts -= 1;
         if rest.action == Action::Sync {
-            let mut unsynced = self.placement(rest.target).map_or(0, Placement::unsynced);
+            let Some(mut unsynced) = self.placement(rest.target).and_then(Placement::unsynced) else {
+                return self.by_own_methods(index);
+            };
+            self.stats.parts -= 1;
             while unsynced != 0 {
                 let member = unsynced.trailing_zeros() as u8;
                 unsynced &= unsynced - 1;
@@ -36,6 +39,8 @@ impl Engine {
             }
             return self.part_ended(index, Ok(()));
         }
+        // The original part holds the slot until its pieces have started.
+        self.stats.parts -= 1;
         while rest.len_bytes > 0 {
             let range = FileRange { offset_bytes: rest.file_offset_bytes, len_bytes: rest.len_bytes };
             let Some(placement) = self.placement(rest.target) else { break };
@@ -47,7 +52,17 @@ impl Engine {
                 let copy_of = CopyOf { target: piece.target, member: copy.member, hold: placed.hold, back_bytes };
                 self.start_copy(Part { file_offset_bytes: copy.offset_bytes, ..piece }, copy_of);
             }
-            if copies.is_empty() {
+            if placed.is_zero && piece.fills() {
+                let (memory, holder) = (piece.memory(), self.slots.get(piece.slot));
+                if holder.clashes(memory, true) {
+                    holder.fail(overlapping_parts());
+                } else {
+                    // SAFETY: the memory is the slot's own, or another process's that may be
+                    // written. It is not lent out, no reference to it exists, and the kernel uses
+                    // other parts of it only.
+                    unsafe { memory.fill_zeros() };
+                }
+            } else if copies.is_empty() {
                 self.start(Part { route: Route::Detour, ..piece });
             }
         }

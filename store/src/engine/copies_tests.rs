@@ -57,6 +57,9 @@ fn on_member(offset_bytes: u64) -> u64 {
 impl Placement for Mirror {
     fn place(&self, range: FileRange, access: Access) -> Placed {
         let len_bytes = range.len_bytes.min(UNIT - range.offset_bytes % UNIT);
+        if range.offset_bytes / UNIT == 11 {
+            return Placed { len_bytes, is_zero: true, ..Placed::default() };
+        }
         if range.offset_bytes / UNIT % 2 == 1 || range.offset_bytes >= UNIT * UNITS {
             return Placed { len_bytes, ..Placed::default() };
         }
@@ -77,8 +80,8 @@ impl Placement for Mirror {
         self.say(format!("{access:?} {hold} of {member}: {ok}"));
     }
 
-    fn unsynced(&self) -> u64 {
-        self.unsynced.swap(0, Ordering::Relaxed)
+    fn unsynced(&self) -> Option<u64> {
+        Some(self.unsynced.swap(0, Ordering::Relaxed))
     }
 
     fn synced(&self, member: u8, result: &io::Result<()>) {
@@ -203,6 +206,11 @@ fn a_write_goes_to_every_copy_and_a_read_to_one() {
             reaped(&mut engine).0.unwrap();
             assert_eq!(mirror.take_said(), expected);
         }
+        // Unit 11 has no copy.
+        engine.read_one(8, 0, target, 11 * UNIT, buf_of(|_| 7, UNIT as usize), 0..UNIT as usize);
+        let (result, buf) = reaped(&mut engine);
+        result.unwrap();
+        assert!(buf.unwrap()[..UNIT as usize].iter().all(|&byte| byte == 0) && mirror.take_said().is_empty());
         let slot = engine.begin(10, 0, None);
         engine.write_zeroes(&slot, target, FileRange { offset_bytes: 0, len_bytes: 2 * UNIT }, Zeroing::Keep);
         engine.end(slot);

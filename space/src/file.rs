@@ -1,0 +1,367 @@
+//! A file of a pool as a store: its transfers go directly to the members' files.
+//!
+//! ```text
+//!   place ─▶ hold the slab ─▶ its copies ─▶ the engine's transfers ─▶ release
+//!     └─ not possible (first write, busy, no live copy) ─▶ slow.rs
+//! ```
+//!
+//! A read goes to one live copy that is not stale: the one whose member has the fewest transfers
+//! under way, a slow member's counting more. A write goes to all of them, and only to a slab that
+//! is dirty, durably.
+
+use crate::{
+    error::Result,
+    pool::{FileState, Pool, lock},
+    slab_table::{Entry, Slab},
+};
+use diskwright_format::space::{
+    Copy,
+    change::{Change, Tier},
+    superblock::Class,
+};
+use diskwright_store::{Access, CopyAt, DataFile, FileRange, LockMode, OpenError, Placed, Placement, Store, Zeroing};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// How many transfers of a fast member one of a slow member counts for.
+const SLOW_COST: u32 = 8;
+
+/// An open file of a pool.
+#[derive(Debug)]
+pub struct SpaceFile {
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) file: Arc<FileState>,
+    name: PathBuf,
+    pub(crate) is_writable: bool,
+    /// Whether the file was opened with an exclusive lock, a shared one, or none.
+    lock: std::sync::Mutex<LockMode>,
+    /// Number of the last change of the length that is not durable yet; 0 if there is none.
+    pub(crate) length_changed: AtomicU64,
+}
+
+/// The name of a file of a pool, as `space://POOL/NAME`.
+pub fn uri(pool: &str, name: &str) -> PathBuf {
+    PathBuf::from(format!("space://{pool}/{name}"))
+}
+
+impl SpaceFile {
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// [`OpenError::Locked`] if another one of this process has it open; [`OpenError::Io`] if it
+    /// does not exist or the pool is read-only.
+    pub(crate) fn open(pool: &Arc<Pool>, name: &str, writable: bool, mode: LockMode) -> Result<Arc<Self>, OpenError> {
+        let path = uri(pool.name(), name);
+        let failed = |source| OpenError::Io { doing: "open", path: path.clone(), source };
+        let file = pool.file_named(name).ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        if writable && !pool.is_writable() {
+            return Err(failed(io::ErrorKind::ReadOnlyFilesystem.into()));
+        }
+        take_lock(&file, LockMode::None, mode, &path)?;
+        let (lock, length_changed) = (std::sync::Mutex::new(mode), AtomicU64::new(0));
+        let (pool, name) = (Arc::clone(pool), path);
+        Ok(Arc::new(Self { pool, file, name, is_writable: writable, lock, length_changed }))
+    }
+
+    /// Index of the slab, and offset within it.
+    pub(crate) fn slab_of(&self, offset_bytes: u64) -> (u32, u64) {
+        let index = offset_bytes >> self.pool.slab_shift();
+        (index.min(u64::from(u32::MAX)) as u32, offset_bytes & (self.pool.slab_bytes() - 1))
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.file.len_bytes.load(Ordering::Acquire)
+    }
+
+    /// The copy to read.
+    pub(crate) fn best_copy(&self, slab: Slab) -> Option<Copy> {
+        let live = slab.good_copies().filter_map(|copy| Some((copy, self.pool.live_member(copy.member)?)));
+        if slab.is_unequal() {
+            return slab.good_copies().find(|copy| self.pool.live_member(copy.member).is_some());
+        }
+        let cost = |(_, member): &(Copy, &Arc<crate::member::Member>)| {
+            let queued = member.in_flight.load(Ordering::Relaxed).saturating_add(1);
+            if member.class == Class::Hdd { queued.saturating_mul(SLOW_COST) } else { queued }
+        };
+        live.min_by_key(cost).map(|(copy, _)| copy)
+    }
+
+    fn placed_read(&self, entry: &Entry, within_bytes: u64, placed: &mut Placed) {
+        let Some(slab) = entry.hold_for_read() else { return };
+        let Some(copy) = self.best_copy(slab) else { return entry.release(1) };
+        self.add_copy(copy, within_bytes, placed);
+    }
+
+    fn placed_write(&self, entry: &Entry, within_bytes: u64, placed: &mut Placed) {
+        let copies = u64::from(self.file.copies);
+        let Some(slab) = entry.hold_for_write(copies, self.pool.epoch()) else { return };
+        for copy in slab.good_copies() {
+            if self.pool.live_member(copy.member).is_some() {
+                self.add_copy(copy, within_bytes, placed);
+            }
+        }
+        // After the copies were chosen: a member that fails from now on fails the transfer.
+        let surplus = copies.saturating_sub(u64::from(placed.count));
+        if self.pool.unrecorded() != 0 {
+            for copy in &placed.copies[..usize::from(placed.count)] {
+                self.leave(copy.member);
+            }
+            placed.count = 0;
+            return entry.release(copies);
+        }
+        if surplus > 0 {
+            entry.release(surplus);
+        }
+    }
+
+    fn add_copy(&self, copy: Copy, within_bytes: u64, placed: &mut Placed) {
+        if let Some(member) = self.pool.member(copy.member) {
+            member.in_flight.fetch_add(1, Ordering::Relaxed);
+        }
+        let offset_bytes = copy.offset_bytes(self.pool.slab_shift()) + within_bytes;
+        placed.copies[usize::from(placed.count)] = CopyAt { member: copy.member, offset_bytes };
+        placed.count += 1;
+    }
+
+    fn leave(&self, member: u8) {
+        if let Some(member) = self.pool.member(member) {
+            member.in_flight.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Placement for SpaceFile {
+    fn place(&self, range: FileRange, access: Access) -> Placed {
+        let (index, within_bytes) = self.slab_of(range.offset_bytes);
+        let mut len_bytes = range.len_bytes.min(self.pool.slab_bytes() - within_bytes);
+        let inside_bytes = self.len().saturating_sub(range.offset_bytes);
+        if access == Access::Read && inside_bytes > 0 {
+            len_bytes = len_bytes.min(inside_bytes);
+        }
+        let mut placed = Placed { len_bytes, hold: u64::from(index), ..Placed::default() };
+        if inside_bytes < len_bytes {
+            // Beyond the end: an error, or the file grows.
+            return placed;
+        }
+        match (self.file.table.get(index), access) {
+            (Some(entry), Access::Read) => {
+                self.placed_read(entry, within_bytes, &mut placed);
+                placed.is_zero = placed.count == 0 && entry.load().state().is_none();
+            }
+            (Some(entry), Access::Write) if self.is_writable => self.placed_write(entry, within_bytes, &mut placed),
+            (None, Access::Read) => placed.is_zero = true,
+            (_, Access::Write) => {}
+        }
+        placed
+    }
+
+    fn release(&self, member: u8, hold: u64, access: Access, _ok: bool) {
+        if let Some(member) = self.pool.member(member) {
+            if access == Access::Write {
+                member.written();
+            }
+            member.in_flight.fetch_sub(1, Ordering::Relaxed);
+        }
+        if let Some(entry) = self.file.table.get(hold as u32) {
+            entry.release(1);
+        }
+    }
+
+    fn unsynced(&self) -> Option<u64> {
+        if self.length_changed.load(Ordering::Acquire) != 0 || self.pool.unrecorded() != 0 {
+            return None;
+        }
+        let members = self.pool.live_members().filter(|member| member.begin_sync());
+        Some(members.fold(0, |all, member| all | 1 << member.number))
+    }
+
+    fn synced(&self, member: u8, result: &io::Result<()>) {
+        if let Some(member) = self.pool.member(member) {
+            member.sync_ended(result.is_ok());
+        }
+    }
+}
+
+impl Store for SpaceFile {
+    fn name(&self) -> &Path {
+        &self.name
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.len())
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
+        let end_bytes = offset_bytes.checked_add(buf.len() as u64).ok_or(io::ErrorKind::InvalidInput)?;
+        if end_bytes > self.len() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.read_slabs(buf, offset_bytes)
+    }
+
+    fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
+        self.require_writable()?;
+        let end_bytes = offset_bytes.checked_add(buf.len() as u64).ok_or(io::ErrorKind::FileTooLarge)?;
+        self.check_len(end_bytes)?;
+        self.write_slabs(buf, offset_bytes)?;
+        if end_bytes > self.len() { self.lengthen(end_bytes) } else { Ok(()) }
+    }
+
+    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
+        self.require_writable()?;
+        self.check_len(len_bytes)?;
+        if len_bytes < self.len() { self.shorten(len_bytes) } else { self.lengthen(len_bytes) }
+    }
+
+    fn check_len(&self, len_bytes: u64) -> io::Result<()> {
+        let most_bytes = u64::from(u32::MAX) << self.pool.slab_shift();
+        if len_bytes > most_bytes { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(()) }
+    }
+
+    fn allocate(&self, range: FileRange) -> io::Result<()> {
+        self.require_writable()?;
+        let end_bytes = range.offset_bytes.checked_add(range.len_bytes).ok_or(io::ErrorKind::FileTooLarge)?;
+        self.check_len(end_bytes)?;
+        self.allocate_slabs(range.offset_bytes, end_bytes)?;
+        if end_bytes > self.len() { self.lengthen(end_bytes) } else { Ok(()) }
+    }
+
+    fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
+        self.require_writable()?;
+        let end_bytes = range.offset_bytes.checked_add(range.len_bytes).ok_or(io::ErrorKind::InvalidInput)?;
+        self.zero_slabs(range.offset_bytes..end_bytes, how)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.pool.sync_members()?;
+        let changed = self.length_changed.load(Ordering::Acquire);
+        if changed != 0 {
+            self.pool.commit_all()?;
+            // A later change of the length keeps its number.
+            let _ = self.length_changed.compare_exchange(changed, 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn data_file(&self) -> Option<DataFile<'_>> {
+        None
+    }
+
+    fn placement(&self) -> Option<&dyn Placement> {
+        Some(self)
+    }
+
+    fn member(&self, number: u8) -> Option<Arc<dyn Store>> {
+        self.pool.member(number).map(|member| Arc::clone(&member.store))
+    }
+
+    fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
+        let len_bytes = self.len();
+        if offset_bytes >= len_bytes {
+            return Ok(None);
+        }
+        let shift = self.pool.slab_shift();
+        let slabs = (offset_bytes >> shift)..len_bytes.div_ceil(self.pool.slab_bytes());
+        let mut mapped = self.file.table.mapped(slabs).map(|(index, _)| u64::from(index));
+        let Some(first) = mapped.next() else { return Ok(None) };
+        let end = (first + 1..).zip(mapped).take_while(|(expected, found)| expected == found).last();
+        let end = end.map_or(first + 1, |(last, _)| last + 1);
+        let start_bytes = (first << shift).max(offset_bytes);
+        Ok(Some(FileRange { offset_bytes: start_bytes, len_bytes: (end << shift).min(len_bytes) - start_bytes }))
+    }
+
+    fn identity(&self) -> Option<(u64, u64)> {
+        Some((identity_of(&self.pool), u64::from(self.file.number)))
+    }
+
+    fn share_lock(&self) -> io::Result<()> {
+        self.relock(LockMode::Shared).map_err(io::Error::other)
+    }
+
+    fn relock(&self, mode: LockMode) -> Result<(), OpenError> {
+        let mut held = lock(&self.lock);
+        take_lock(&self.file, *held, mode, &self.name)?;
+        *held = mode;
+        Ok(())
+    }
+
+    fn allocated_bytes(&self) -> io::Result<u64> {
+        let copies = u64::from(self.file.copies);
+        Ok((u64::from(self.file.mapped.load(Ordering::Relaxed)) << self.pool.slab_shift()).saturating_mul(copies))
+    }
+}
+
+impl Drop for SpaceFile {
+    fn drop(&mut self) {
+        let held = *lock(&self.lock);
+        let _ = take_lock(&self.file, held, LockMode::None, &self.name);
+    }
+}
+
+/// What stands for the device number of a file of a pool.
+pub(crate) fn identity_of(pool: &Pool) -> u64 {
+    pool.id().as_u64_pair().0
+}
+
+/// Changes the lock of a file from one mode to another.
+fn take_lock(file: &FileState, held: LockMode, wanted: LockMode, path: &Path) -> Result<(), OpenError> {
+    let mut openers = lock(&file.openers);
+    let others = match held {
+        LockMode::Exclusive => 0,
+        LockMode::Shared => openers.saturating_sub(1),
+        LockMode::None => *openers,
+    };
+    let after = match wanted {
+        LockMode::None => Some(others),
+        LockMode::Shared => (others < u32::MAX - 1).then(|| others + 1),
+        LockMode::Exclusive => (others == 0).then_some(u32::MAX),
+    };
+    let purpose = if wanted == LockMode::Exclusive { "writing" } else { "reading" };
+    let holder = " by this process".to_owned();
+    *openers = after.ok_or_else(|| OpenError::Locked { path: path.to_owned(), purpose, holder })?;
+    Ok(())
+}
+
+impl SpaceFile {
+    pub(crate) fn require_writable(&self) -> io::Result<()> {
+        if self.is_writable { Ok(()) } else { Err(io::ErrorKind::ReadOnlyFilesystem.into()) }
+    }
+
+    /// Makes the file longer. The new length is durable with the next sync.
+    pub(crate) fn lengthen(&self, len_bytes: u64) -> io::Result<()> {
+        let mut state = lock(self.pool_state());
+        if len_bytes > self.len() {
+            self.file.len_bytes.store(len_bytes, Ordering::Release);
+            let change = Change::Length { file: self.file.number, len_bytes };
+            let ticket = self.pool.append(&mut state, &change);
+            self.length_changed.store(ticket.number(), Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Makes the file shorter, durably.
+    fn shorten(&self, len_bytes: u64) -> io::Result<()> {
+        let slab_bytes = self.pool.slab_bytes();
+        // What a later growth shows must be zeros.
+        let tail_end = len_bytes.next_multiple_of(slab_bytes).min(self.len());
+        self.zero_slabs(len_bytes..tail_end, Zeroing::Keep)?;
+        self.pool.sync_members()?;
+        self.zero_slabs(tail_end..self.len(), Zeroing::Deallocate)?;
+        let mut state = lock(self.pool_state());
+        self.file.len_bytes.store(len_bytes, Ordering::Release);
+        let ticket = self.pool.append(&mut state, &Change::Length { file: self.file.number, len_bytes });
+        drop(state);
+        self.pool.wait(ticket)
+    }
+
+    /// The tier of its slabs.
+    pub fn tier(&self) -> Tier {
+        self.file.tier
+    }
+}

@@ -1,0 +1,105 @@
+//! The free slabs of a member, one bit each, and the search for the next one.
+//!
+//! The search goes on where the last one ended, so slabs that are taken together lie together.
+
+/// Which slabs of a member are free.
+#[derive(Debug, Default)]
+pub(crate) struct FreeSlabs {
+    /// One bit for each slab, set if it is free.
+    words: Vec<u64>,
+    slabs: u32,
+    free: u32,
+    /// Where the next search begins.
+    next: u32,
+}
+
+impl FreeSlabs {
+    /// `slabs` slabs, all free.
+    pub(crate) fn new(slabs: u32) -> Self {
+        let mut words = vec![u64::MAX; slabs.div_ceil(64) as usize];
+        if let Some(last) = words.last_mut()
+            && !slabs.is_multiple_of(64)
+        {
+            *last = (1 << (slabs % 64)) - 1;
+        }
+        Self { words, slabs, free: slabs, next: 0 }
+    }
+
+    /// Number of free slabs.
+    pub(crate) fn free(&self) -> u32 {
+        self.free
+    }
+
+    /// Takes any slab.
+    pub(crate) fn take(&mut self) -> Option<u32> {
+        if self.free == 0 {
+            return None;
+        }
+        let (start, count) = ((self.next / 64) as usize, self.words.len());
+        // The first word is looked at twice: its bits before `next` come last.
+        for step in 0..=count {
+            let place = (start + step) % count;
+            let mut word = self.words[place];
+            if step == 0 {
+                word &= u64::MAX << (self.next % 64);
+            }
+            if word != 0 {
+                let slab = place as u32 * 64 + word.trailing_zeros();
+                self.take_this(slab);
+                self.next = (slab + 1) % self.slabs;
+                return Some(slab);
+            }
+        }
+        None
+    }
+
+    /// Takes a certain slab. `false` if it is not free.
+    pub(crate) fn take_this(&mut self, slab: u32) -> bool {
+        let Some(word) = self.words.get_mut(slab as usize / 64) else { return false };
+        let bit = 1 << (slab % 64);
+        let was_free = *word & bit != 0;
+        *word &= !bit;
+        self.free -= u32::from(was_free);
+        was_free
+    }
+
+    /// Gives a slab back.
+    pub(crate) fn give_back(&mut self, slab: u32) {
+        if slab >= self.slabs {
+            return;
+        }
+        let word = &mut self.words[slab as usize / 64];
+        let bit = 1 << (slab % 64);
+        self.free += u32::from(*word & bit == 0);
+        *word |= bit;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn each_slab_is_taken_once() {
+        for slabs in [0, 1, 63, 64, 65, 200] {
+            let mut free = FreeSlabs::new(slabs);
+            assert_eq!(free.free(), slabs);
+            let taken: HashSet<u32> = std::iter::from_fn(|| free.take()).collect();
+            assert_eq!((taken.len() as u32, free.free()), (slabs, 0));
+            assert!(taken.iter().all(|&slab| slab < slabs));
+        }
+    }
+
+    #[test]
+    fn the_search_goes_on_and_comes_back_to_what_was_given_back() {
+        let mut free = FreeSlabs::new(130);
+        assert_eq!((free.take(), free.take()), (Some(0), Some(1)));
+        free.give_back(0);
+        free.give_back(0);
+        assert_eq!((free.free(), free.take()), (129, Some(2)));
+        assert!(free.take_this(129) && !free.take_this(129) && !free.take_this(500));
+        (3..129).for_each(|slab| assert_eq!(free.take(), Some(slab)));
+        assert_eq!((free.take(), free.take()), (Some(0), None));
+    }
+}

@@ -1,0 +1,46 @@
+//! Spaces: pools of files and devices that hold disks, in one, two or three copies.
+//!
+//! ```text
+//!   space://POOL/NAME ─▶ Spaces (names) ─▶ Pool ─▶ SpaceFile, a Store
+//!                                           │         │ place, release
+//!                                           │         ▼
+//!                                           │      the engine's transfers on the members' files
+//!                                           ▼
+//!                       superblocks, journal, checkpoints (diskwright_format::space)
+//! ```
+//!
+//! A disk of a space is a [`Store`](diskwright_store::Store), so an image can lie in it like in a
+//! file. Its transfers go from the caller's memory to the members directly: the map is one look-up.
+//! The map changes through a journal that all members with an area have; see [`Pool`].
+
+#![forbid(unsafe_code)]
+
+mod error;
+mod file;
+mod free;
+mod log;
+mod member;
+mod names;
+mod pool;
+mod registry;
+mod slab_table;
+mod slow;
+
+pub use diskwright_format::space::{change::Tier, superblock::Class};
+pub use error::{Result, SpaceError};
+pub use file::{SpaceFile, uri};
+pub use names::{PATIENCE, SCHEME, Spaces, split};
+pub use pool::{
+    NewFile, Pool,
+    create::{CreateOptions, NewMember, SLAB_BYTES_DEFAULT},
+    open::PoolOptions,
+    status::{DiskStatus, Health, MemberStatus, Status},
+};
+pub use registry::{Known, Registry};
+
+#[cfg(test)]
+mod tests;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,0 +1,127 @@
+//! An open member: its store, and what the pool must know about it to use it.
+//!
+//! ```text
+//!   transfer ends ─▶ written ─▶ is_unsynced ─▶ sync ─▶ synced
+//! ```
+//!
+//! A flush syncs the members that were written since their last sync. A sync that another flush has
+//! started does not count until it has ended, so while one is under way a member is synced again.
+
+use crate::error::{Result, SpaceError};
+use diskwright_format::space::{
+    BLOCK_BYTES, last_superblock_at,
+    superblock::{Class, Superblock},
+};
+use diskwright_store::Store;
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+};
+
+/// An open member of a pool.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) number: u8,
+    pub(crate) class: Class,
+    /// The size that the pool uses.
+    pub(crate) size_bytes: u64,
+    pub(crate) path: PathBuf,
+    pub(crate) store: Arc<dyn Store>,
+    /// A write has ended that no sync covers.
+    unsynced: AtomicBool,
+    /// Syncs under way.
+    syncs: AtomicU32,
+    /// Transfers under way.
+    pub(crate) in_flight: AtomicU32,
+}
+
+impl Member {
+    pub(crate) fn new(number: u8, class: Class, size_bytes: u64, path: &Path, store: Arc<dyn Store>) -> Self {
+        Self {
+            number,
+            class,
+            size_bytes,
+            path: path.to_owned(),
+            store,
+            unsynced: AtomicBool::new(false),
+            syncs: AtomicU32::new(0),
+            in_flight: AtomicU32::new(0),
+        }
+    }
+
+    /// A write has ended, whatever became of it.
+    #[inline]
+    pub(crate) fn written(&self) {
+        // Most writes find it set. Reading it first keeps the cache line shared.
+        if !self.unsynced.load(Ordering::Acquire) {
+            self.unsynced.store(true, Ordering::Release);
+        }
+    }
+
+    /// Whether a sync is needed; it then counts as begun, and [`Member::sync_ended`] must follow.
+    pub(crate) fn begin_sync(&self) -> bool {
+        // Counted before the flag is taken, so that another flush that finds the flag taken also
+        // finds the sync.
+        let others = self.syncs.fetch_add(1, Ordering::AcqRel);
+        let needed = self.unsynced.swap(false, Ordering::AcqRel) || others > 0;
+        if !needed {
+            self.syncs.fetch_sub(1, Ordering::AcqRel);
+        }
+        needed
+    }
+
+    /// A sync has ended.
+    pub(crate) fn sync_ended(&self, ok: bool) {
+        if !ok {
+            self.unsynced.store(true, Ordering::Release);
+        }
+        self.syncs.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Syncs what was written since the last sync.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        if !self.begin_sync() {
+            return Ok(());
+        }
+        let result = self.store.sync_data();
+        self.sync_ended(result.is_ok());
+        result
+    }
+
+    /// Reads the superblock: the newer one of the two, if both are valid.
+    pub(crate) fn read_superblock(store: &dyn Store, path: &Path) -> Result<Superblock> {
+        let len_bytes = store.len_bytes().map_err(|error| SpaceError::io("find out the size", path, error))?;
+        let read = |at: u64| -> Result<Superblock> {
+            let mut block = [0; BLOCK_BYTES];
+            if at.checked_add(BLOCK_BYTES as u64).is_none_or(|end| end > len_bytes) {
+                let why = format!("it has only {len_bytes} bytes");
+                return Err(SpaceError::NotAMember { path: path.to_owned(), why });
+            }
+            store.read_at(&mut block, at).map_err(|error| SpaceError::io("read the superblock", path, error))?;
+            Superblock::parse(&block).map_err(|why| SpaceError::not_a_member(path, &why))
+        };
+        let first = read(0);
+        let used_bytes = first.as_ref().ok().and_then(|found| Some(found.member(found.number)?.size_bytes));
+        let last = last_superblock_at(used_bytes.unwrap_or(len_bytes)).map(read);
+        match (first, last) {
+            (Ok(first), Some(Ok(last))) if last.pool == first.pool && last.generation > first.generation => Ok(last),
+            (Ok(first), _) => Ok(first),
+            (Err(_), Some(Ok(last))) => Ok(last),
+            (Err(error), _) => Err(error),
+        }
+    }
+
+    /// Writes both superblocks, one after the other, so that at any moment one of them is valid.
+    pub(crate) fn write_superblock(&self, superblock: &Superblock) -> io::Result<()> {
+        let block = Superblock { number: self.number, ..superblock.clone() }.to_block();
+        self.store.write_durable_at(&block, 0)?;
+        match last_superblock_at(self.size_bytes) {
+            Some(at) => self.store.write_durable_at(&block, at),
+            None => Ok(()),
+        }
+    }
+}

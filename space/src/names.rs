@@ -1,0 +1,230 @@
+//! `space://POOL/NAME` as paths: the pools of this machine as a file system.
+//!
+//! ```text
+//!   Files (default) ─ "space://" ─▶ Spaces ─▶ the pool, opened once ─▶ SpaceFile
+//! ```
+//!
+//! A pool is opened when the first of its names is used, and stays open until [`Spaces::close`]. A
+//! thread then works for it once a second: dirty slabs become clean, stale copies are made equal.
+//!
+//! A program that only reads also opens the pool for writing if it can, so that it may write
+//! another file of the pool later. If a member is missing, or the pool cannot be written, it is
+//! opened for reading. Another program that has the pool is waited for, for [`PATIENCE`]: most are
+//! short.
+
+use crate::{
+    error::{Result, SpaceError},
+    file::{SpaceFile, identity_of, uri},
+    pool::{NewFile, Pool, lock, open::PoolOptions},
+    registry::{Known, Registry},
+};
+use diskwright_format::space::change::Tier;
+use diskwright_store::{FileFacts, FileSystem, Files, OpenError, OpenOptions, Store};
+use std::{
+    collections::HashMap,
+    io,
+    path::{Component, Path, PathBuf},
+    sync::{Arc, LazyLock, Mutex, Weak},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How the names of a space begin.
+pub const SCHEME: &str = "space://";
+
+/// How long an open waits for another program that has the pool.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Time between two rounds of a pool's own work.
+const ROUND: Duration = Duration::from_secs(1);
+
+/// The pools of a machine as a file system; see the module documentation.
+#[derive(Debug)]
+pub struct Spaces {
+    registry: Registry,
+    open: Mutex<HashMap<String, Arc<Pool>>>,
+}
+
+/// A name, split: the pool, and the file unless the pool itself is meant.
+pub fn split(path: &Path) -> Result<(String, Option<String>)> {
+    let bad = |why| SpaceError::BadName { name: path.display().to_string(), why };
+    let text = path.to_str().ok_or_else(|| bad("it is not UTF-8"))?;
+    let rest = text.strip_prefix(SCHEME).ok_or_else(|| bad("it must begin with space://"))?;
+    let mut parts = Vec::new();
+    for part in Path::new(rest).components() {
+        match part {
+            Component::Normal(part) => parts.push(part.to_string_lossy().into_owned()),
+            Component::CurDir => {}
+            _ => return Err(bad("expected space://POOL/NAME")),
+        }
+    }
+    match &mut parts[..] {
+        [pool] => Ok((std::mem::take(pool), None)),
+        [pool, name] => Ok((std::mem::take(pool), Some(std::mem::take(name)))),
+        _ => Err(bad("expected space://POOL/NAME")),
+    }
+}
+
+impl Spaces {
+    /// The pools of a registry.
+    pub fn new(registry: Registry) -> Self {
+        Self { registry, open: Mutex::default() }
+    }
+
+    /// The pools of this user, for the whole process.
+    pub fn of_user() -> &'static Arc<Self> {
+        static SPACES: LazyLock<Arc<Spaces>> = LazyLock::new(|| Arc::new(Spaces::new(Registry::of_user())));
+        &SPACES
+    }
+
+    /// Makes `space://` names work in all file functions of the process.
+    pub fn install() {
+        Files::add_scheme(SCHEME, Files::new(Self::of_user().clone()));
+    }
+
+    /// Where the members of its pools are.
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// Opens a pool, or returns the open one.
+    ///
+    /// # Errors
+    /// See [`Pool::open`]; [`SpaceError::Unknown`].
+    pub fn pool(&self, name: &str, writable: bool) -> Result<Arc<Pool>> {
+        let mut open = lock(&self.open);
+        if let Some(pool) = open.get(name) {
+            if !writable || pool.is_writable() {
+                return Ok(Arc::clone(pool));
+            }
+            if Arc::strong_count(pool) > 1 {
+                return Err(pool.read_only("its disks are open for reading; close them first"));
+            }
+            open.remove(name);
+        }
+        let known = self.registry.find(name)?;
+        let started = Instant::now();
+        let pool = loop {
+            match open_known(&known, writable) {
+                Err(SpaceError::Open(OpenError::Locked { .. })) if started.elapsed() < PATIENCE => {
+                    thread::sleep(Duration::from_millis(50));
+                }
+                result => break Arc::new(result?),
+            }
+        };
+        if pool.is_writable() {
+            keep(&pool);
+        }
+        open.insert(name.to_owned(), Arc::clone(&pool));
+        Ok(pool)
+    }
+
+    /// Closes all pools whose files are closed; those of the others are made durable.
+    ///
+    /// # Errors
+    /// What could not be made durable.
+    pub fn close(&self) -> io::Result<()> {
+        let pools: Vec<Arc<Pool>> = lock(&self.open).drain().map(|(_, pool)| pool).collect();
+        pools.iter().try_for_each(|pool| pool.close())
+    }
+
+    fn at(&self, path: &Path, writable: bool) -> Result<(Arc<Pool>, String)> {
+        let (pool, name) = split(path)?;
+        let why = "it names a pool, not a disk: expected space://POOL/NAME";
+        let name = name.ok_or_else(|| SpaceError::BadName { name: path.display().to_string(), why })?;
+        Ok((self.pool(&pool, writable)?, name))
+    }
+}
+
+/// Opens a pool for writing; for reading, if that is enough and writing is not possible.
+fn open_known(known: &Known, writable: bool) -> Result<Pool> {
+    let options = PoolOptions { writable: true, whole: !writable, ..PoolOptions::default() };
+    match Pool::open(&known.members, &options) {
+        Err(SpaceError::ReadOnly { .. } | SpaceError::Open(_)) if !writable => {
+            Pool::open(&known.members, &PoolOptions::default())
+        }
+        result => result,
+    }
+}
+
+/// Starts the thread that works for a pool until the pool is dropped.
+fn keep(pool: &Arc<Pool>) {
+    let (weak, name): (Weak<Pool>, String) = (Arc::downgrade(pool), format!("space-{}", pool.name()));
+    let name: String = name.chars().take(15).collect();
+    // Without the thread slabs stay dirty, which costs time at the next open only.
+    let _ = thread::Builder::new().name(name).spawn(move || {
+        loop {
+            thread::sleep(ROUND);
+            let Some(pool) = weak.upgrade() else { return };
+            match pool.tick() {
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::warn!("pool {}: {error}", pool.name());
+                    return;
+                }
+            }
+        }
+    });
+}
+
+fn open_error(path: &Path, error: SpaceError) -> OpenError {
+    match error {
+        SpaceError::Open(error) => error,
+        other => OpenError::Io { doing: "open", path: path.to_owned(), source: other.to_io() },
+    }
+}
+
+impl FileSystem for Spaces {
+    fn open(&self, path: &Path, options: &OpenOptions) -> Result<Arc<dyn Store>, OpenError> {
+        let (pool, name) = self.at(path, options.writable).map_err(|error| open_error(path, error))?;
+        if options.create_new {
+            let new = NewFile { len_bytes: 0, copies: pool.default_copies(), tier: Tier::Any };
+            pool.create_file(&name, new).map_err(|error| open_error(path, error))?;
+        }
+        Ok(SpaceFile::open(&pool, &name, options.writable, options.lock)?)
+    }
+
+    fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
+        let (pool, name) = self.at(from, true).map_err(|error| error.to_io())?;
+        let (other, new) = self.at(to, true).map_err(|error| error.to_io())?;
+        if pool.id() != other.id() {
+            return Err(io::ErrorKind::CrossesDevices.into());
+        }
+        pool.rename_file(&name, &new, replace).map_err(|error| error.to_io())
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        let (pool, name) = self.at(path, true).map_err(|error| error.to_io())?;
+        pool.remove_file(&name).map_err(|error| error.to_io())
+    }
+
+    fn sync_directory_of(&self, _path: &Path) -> io::Result<()> {
+        // Names are durable when they are changed.
+        Ok(())
+    }
+
+    fn check_names_in(&self, directory: &Path) -> io::Result<()> {
+        let (pool, _) = split(directory).map_err(|error| error.to_io())?;
+        self.pool(&pool, true).map(|_| ()).map_err(|error| error.to_io())
+    }
+
+    fn canonical(&self, path: &Path) -> io::Result<PathBuf> {
+        let (pool, name) = split(path).map_err(|error| error.to_io())?;
+        let Some(name) = name else { return Ok(PathBuf::from(format!("{SCHEME}{pool}"))) };
+        let open = self.pool(&pool, false).map_err(|error| error.to_io())?;
+        open.file_named(&name).ok_or(io::ErrorKind::NotFound)?;
+        Ok(uri(&pool, &name))
+    }
+
+    fn facts(&self, path: &Path) -> io::Result<FileFacts> {
+        let (pool, name) = self.at(path, false).map_err(|error| error.to_io())?;
+        let file = pool.file_named(&name).ok_or(io::ErrorKind::NotFound)?;
+        Ok(FileFacts { identity: (identity_of(&pool), u64::from(file.number)), modified: None })
+    }
+
+    fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
+        let (pool, _) = split(directory).map_err(|error| error.to_io())?;
+        let open = self.pool(&pool, false).map_err(|error| error.to_io())?;
+        Ok(open.names().iter().map(|name| uri(&pool, name)).collect())
+    }
+}

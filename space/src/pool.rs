@@ -1,0 +1,368 @@
+//! An open pool: its members, the map of its files, and the journal through which the map changes.
+//!
+//! ```text
+//!   file.rs       transfers: hold a slab, find its copies, release it
+//!   slow.rs       first writes, zeroing, failures: one slab at a time, by blocking calls
+//!   pool/apply    what a change does to the map; the same for a commit and for a replay
+//!   pool/commit   append, group commit, checkpoint
+//!   pool/open     superblocks, rights, replay
+//!   pool/create   new pools
+//!   pool/lose     a member that fails while the pool is open, and one that comes back
+//!   pool/resync   copies that may differ, or are stale, are made equal
+//!   pool/status   what `space status` shows
+//! ```
+//!
+//! Locks, in the order in which they are taken: `state` (decisions about the map: free slabs,
+//! names, members), then `log` (changes that wait for a commit). `state` is held for I/O only when
+//! a member is lost, `log` never. Transfers take neither.
+//!
+//! What must hold at any moment of a power cut:
+//! - A slab's copies are zeros, durably, before the map names them.
+//! - A slab is dirty, durably, before a payload is written to it.
+//! - A slab becomes clean only after a sync of its copies that began after its last write.
+//! - A write is answered when all copies have it, or when the survivors have recorded, durably,
+//!   that the other members are lost: their copies of all dirty slabs are stale from then on.
+//! - A slab is used again only when the change that freed it is durable.
+
+pub(crate) mod apply;
+pub(crate) mod commit;
+pub(crate) mod create;
+pub(crate) mod lose;
+pub(crate) mod open;
+pub(crate) mod resync;
+pub(crate) mod status;
+
+use crate::{
+    error::{Result, SpaceError},
+    free::FreeSlabs,
+    log::{LogPlace, LogState, OpenArea},
+    member::Member,
+    slab_table::SlabTable,
+};
+use diskwright_format::space::{
+    MEMBERS_MAX, NAME_BYTES_MAX,
+    change::{Change, Tier},
+    superblock::Superblock,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    io,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
+        atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
+    },
+};
+use uuid::Uuid;
+
+/// A file of a pool, in memory.
+#[derive(Debug)]
+pub(crate) struct FileState {
+    pub(crate) number: u32,
+    pub(crate) len_bytes: AtomicU64,
+    pub(crate) copies: u8,
+    pub(crate) tier: Tier,
+    pub(crate) table: SlabTable,
+    /// Where the next slab of a sequential writer would be, and how many were allocated last.
+    pub(crate) ahead: Mutex<(u32, u32)>,
+    /// Stores that have it open: a writer counts as `u32::MAX`.
+    pub(crate) openers: Mutex<u32>,
+    /// Slabs that are mapped.
+    pub(crate) mapped: AtomicU32,
+}
+
+/// What the decisions about the map need; guarded by the `state` lock.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) superblock: Superblock,
+    /// Free slabs by the number of the member.
+    pub(crate) free: Vec<FreeSlabs>,
+    pub(crate) names: BTreeMap<String, u32>,
+    pub(crate) next_file: u32,
+    /// Slabs that became dirty and were not made clean since: file and index.
+    pub(crate) dirty: BTreeSet<(u32, u32)>,
+    /// Members that the map takes for lost.
+    pub(crate) lost_in_map: u64,
+}
+
+/// An open pool; see the module documentation.
+#[derive(Debug)]
+pub struct Pool {
+    id: Uuid,
+    name: String,
+    slab_shift: u8,
+    is_writable: bool,
+    members: [OnceLock<Arc<Member>>; MEMBERS_MAX],
+    /// Members that failed, one bit each, and those of them whose loss is recorded durably.
+    failing: AtomicU64,
+    lost: AtomicU64,
+    /// Counts the rounds of [`Pool::tick`].
+    epoch: AtomicU8,
+    files: RwLock<HashMap<u32, Arc<FileState>>>,
+    state: Mutex<State>,
+    log: Mutex<LogState>,
+    log_moved: Condvar,
+    place: Mutex<LogPlace>,
+    areas: Vec<(u8, OpenArea)>,
+    /// Wakes those that wait for a busy slab.
+    not_busy: Condvar,
+    busy_lock: Mutex<()>,
+    /// What the user should know, as sentences.
+    warnings: Mutex<Vec<String>>,
+}
+
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A file that is created in a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewFile {
+    /// Length in bytes.
+    pub len_bytes: u64,
+    /// Copies of each slab: 1 to 3.
+    pub copies: u8,
+    /// Tier of its slabs.
+    pub tier: Tier,
+}
+
+impl Pool {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its identity.
+    pub fn id(&self) -> Uuid {
+        self.id
+    }
+
+    /// Size of a slab in bytes.
+    pub fn slab_bytes(&self) -> u64 {
+        1 << self.slab_shift
+    }
+
+    /// Whether it can be written.
+    pub fn is_writable(&self) -> bool {
+        self.is_writable
+    }
+
+    /// What the user should know: missing members, copies that were made equal.
+    pub fn warnings(&self) -> Vec<String> {
+        lock(&self.warnings).clone()
+    }
+
+    pub(crate) fn warn(&self, what: String) {
+        tracing::warn!("{what}");
+        lock(&self.warnings).push(what);
+    }
+
+    pub(crate) fn slab_shift(&self) -> u8 {
+        self.slab_shift
+    }
+
+    pub(crate) fn epoch(&self) -> u8 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn member(&self, number: u8) -> Option<&Arc<Member>> {
+        self.members.get(usize::from(number))?.get()
+    }
+
+    /// The member, unless it is missing or has failed.
+    #[inline]
+    pub(crate) fn live_member(&self, number: u8) -> Option<&Arc<Member>> {
+        self.member(number).filter(|_| self.failing.load(Ordering::Acquire) >> number & 1 == 0)
+    }
+
+    pub(crate) fn live_members(&self) -> impl Iterator<Item = &Arc<Member>> {
+        self.members.iter().filter_map(OnceLock::get).filter(|member| self.live_member(member.number).is_some())
+    }
+
+    /// Members that have failed without a record yet: writes must wait for it.
+    #[inline]
+    pub(crate) fn unrecorded(&self) -> u64 {
+        self.failing.load(Ordering::Acquire) & !self.lost.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn file(&self, number: u32) -> Option<Arc<FileState>> {
+        self.files.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
+    }
+
+    pub(crate) fn file_named(&self, name: &str) -> Option<Arc<FileState>> {
+        let number = *lock(&self.state).names.get(name)?;
+        self.file(number)
+    }
+
+    /// The names of its files, in order.
+    pub fn names(&self) -> Vec<String> {
+        lock(&self.state).names.keys().cloned().collect()
+    }
+
+    /// Copies that a new file has if nothing else is said.
+    pub fn default_copies(&self) -> u8 {
+        lock(&self.state).superblock.copies
+    }
+
+    pub(crate) fn state(&self) -> &Mutex<State> {
+        &self.state
+    }
+
+    /// Whether its journal failed: nothing about the map can change any more.
+    pub(crate) fn has_failed(&self) -> bool {
+        lock(&self.log).failed.is_some()
+    }
+
+    pub(crate) fn read_only(&self, why: impl Into<String>) -> SpaceError {
+        SpaceError::ReadOnly { pool: self.name.clone(), why: why.into() }
+    }
+
+    fn require_writable(&self) -> Result<()> {
+        if self.is_writable { Ok(()) } else { Err(self.read_only("it was opened for reading")) }
+    }
+
+    /// Creates a file, durably.
+    ///
+    /// # Errors
+    /// [`SpaceError::Disk`] if the name exists; [`SpaceError::BadName`]; [`SpaceError::Usage`] for
+    /// more copies than the pool has members.
+    pub fn create_file(&self, name: &str, new: NewFile) -> Result<()> {
+        self.require_writable()?;
+        check_name(name)?;
+        let members = self.live_members().count();
+        if usize::from(new.copies) > members || !(1..=3).contains(&new.copies) {
+            let what = format!(
+                "space://{}/{name}: {} copies need as many members, and the pool has {members}",
+                self.name, new.copies
+            );
+            return Err(SpaceError::Usage { what });
+        }
+        let mut state = lock(&self.state);
+        if state.names.contains_key(name) {
+            return Err(SpaceError::Disk { pool: self.name.clone(), name: name.to_owned(), exists: true });
+        }
+        let file = state.next_file;
+        state.next_file = state.next_file.checked_add(1).ok_or_else(|| self.read_only("it has had 2^32 files"))?;
+        // The name is taken now; the file appears when it is durable.
+        state.names.insert(name.to_owned(), file);
+        let NewFile { len_bytes, copies, tier } = new;
+        let ticket = self.append(&mut state, &Change::File { file, len_bytes, copies, tier, name });
+        drop(state);
+        let committed = self.wait(ticket);
+        if committed.is_err() {
+            lock(&self.state).names.remove(name);
+        }
+        self.named(committed, "record the new disk")
+    }
+
+    /// Removes a file, durably. Its slabs are free afterwards.
+    ///
+    /// # Errors
+    /// [`SpaceError::Disk`] if there is none; [`SpaceError::Usage`] while it is open.
+    pub fn remove_file(&self, name: &str) -> Result<()> {
+        self.require_writable()?;
+        let file = self.file_named(name).ok_or_else(|| self.no_file(name))?;
+        let mut openers = lock(&file.openers);
+        if *openers > 0 {
+            let what = format!("space://{}/{name}: it is open, so it cannot be removed", self.name);
+            return Err(SpaceError::Usage { what });
+        }
+        // Nobody can open it from now on.
+        *openers = u32::MAX;
+        drop(openers);
+        let mut state = lock(&self.state);
+        let ticket = self.append(&mut state, &Change::Removed { file: file.number });
+        drop(state);
+        let committed = self.wait(ticket);
+        if committed.is_err() {
+            *lock(&file.openers) = 0;
+        }
+        self.named(committed, "record the removal")
+    }
+
+    /// Gives a file another name, durably. An existing file at `to` is replaced if `replace`.
+    ///
+    /// # Errors
+    /// As [`Pool::create_file`] and [`Pool::remove_file`].
+    pub fn rename_file(&self, from: &str, to: &str, replace: bool) -> Result<()> {
+        self.require_writable()?;
+        check_name(to)?;
+        let file = self.file_named(from).ok_or_else(|| self.no_file(from))?;
+        let mut state = lock(&self.state);
+        let old = state.names.get(to).copied().filter(|&old| old != file.number);
+        if let Some(old) = old {
+            if !replace {
+                return Err(SpaceError::Disk { pool: self.name.clone(), name: to.to_owned(), exists: true });
+            }
+            let old = self.file(old).ok_or_else(|| self.no_file(to))?;
+            let mut openers = lock(&old.openers);
+            if *openers > 0 {
+                let what = format!("space://{}/{to}: it is open, so it cannot be replaced", self.name);
+                return Err(SpaceError::Usage { what });
+            }
+            *openers = u32::MAX;
+        }
+        let (len_bytes, copies, tier) = (file.len_bytes.load(Ordering::Acquire), file.copies, file.tier);
+        // Both changes are in one block, so a power cut leaves both or none.
+        let change = Change::File { file: file.number, len_bytes, copies, tier, name: to };
+        let ticket = match old {
+            Some(old) => self.append_together(&mut state, &[Change::Removed { file: old }, change]),
+            None => self.append(&mut state, &change),
+        };
+        drop(state);
+        let committed = self.wait(ticket);
+        self.named(committed, "record the new name")
+    }
+
+    pub(crate) fn no_file(&self, name: &str) -> SpaceError {
+        SpaceError::Disk { pool: self.name.clone(), name: name.to_owned(), exists: false }
+    }
+
+    /// Adds the pool's name to an error of the journal.
+    fn named(&self, result: io::Result<()>, doing: &'static str) -> Result<()> {
+        result.map_err(|error| SpaceError::io(doing, std::path::Path::new(&format!("space://{}", self.name)), error))
+    }
+
+    /// Waits a moment for a busy slab.
+    pub(crate) fn wait_not_busy(&self) {
+        let guard = lock(&self.busy_lock);
+        let limit = std::time::Duration::from_micros(200);
+        drop(self.not_busy.wait_timeout(guard, limit).unwrap_or_else(PoisonError::into_inner));
+    }
+
+    pub(crate) fn wake_not_busy(&self) {
+        self.not_busy.notify_all();
+    }
+
+    /// Syncs every member that was written since its last sync, and records those that fail as
+    /// lost.
+    pub(crate) fn sync_members(&self) -> io::Result<()> {
+        let members: Vec<Arc<Member>> = self.live_members().map(Arc::clone).collect();
+        for member in members {
+            if let Err(error) = member.sync() {
+                self.lose(member.number, &error)?;
+            }
+        }
+        self.wait_for_records()
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // What stays dirty is compared at the next open.
+        let _ = self.close();
+    }
+}
+
+/// Checks the name of a pool or a file.
+pub(crate) fn check_name(name: &str) -> Result<()> {
+    let why = if name.is_empty() || name.len() > NAME_BYTES_MAX {
+        "it must have 1 to 255 bytes"
+    } else if name.contains('/') || name.chars().any(char::is_control) {
+        "it must have no slash and no control characters"
+    } else if name == "." || name == ".." {
+        "the name is reserved"
+    } else {
+        return Ok(());
+    };
+    Err(SpaceError::BadName { name: name.to_owned(), why })
+}

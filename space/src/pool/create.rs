@@ -1,0 +1,190 @@
+//! A new pool on files and devices that belong to no pool.
+//!
+//! The first checkpoint, of an empty map, is durable on every area before the first superblock is
+//! written. So a power cut leaves a member that is no member, or a pool that can be opened once all
+//! its superblocks are there.
+
+use super::{Pool, check_name, lose::lineage_number};
+use crate::{
+    error::{Result, SpaceError},
+    log::OpenArea,
+    member::Member,
+    pool::open::{MemberFile, open_member},
+};
+use diskwright_format::space::{
+    AREAS_MAX, BLOCK_BYTES, COPIES_MAX, MEMBERS_MAX, SLAB_SHIFTS,
+    journal::{Checkpoint, Position},
+    last_superblock_at, slabs_of,
+    superblock::{Area, Class, LINEAGE, Member as Row, MemberState, Superblock},
+};
+use diskwright_store::Files;
+use std::path::PathBuf;
+use uuid::Uuid;
+
+/// Size of a slab if none is given.
+pub const SLAB_BYTES_DEFAULT: u64 = 1 << 20;
+
+/// A file or device that becomes a member.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewMember {
+    /// Where it is.
+    pub path: PathBuf,
+    /// How fast it is.
+    pub class: Class,
+}
+
+/// How a pool is created.
+#[derive(Debug, Clone)]
+pub struct CreateOptions {
+    /// Size of a slab in bytes: a power of two from 256 KiB to 64 MiB.
+    pub slab_bytes: u64,
+    /// Copies that a new disk has if nothing else is said; `None` for 2, or 1 with one member.
+    pub copies: Option<u8>,
+    /// Whether members lose contents that they have.
+    pub force: bool,
+    /// Where the members' files are.
+    pub files: Files,
+}
+
+impl Default for CreateOptions {
+    fn default() -> Self {
+        Self { slab_bytes: SLAB_BYTES_DEFAULT, copies: None, force: false, files: Files::default() }
+    }
+}
+
+impl Pool {
+    /// Creates a pool. Its members are then opened by [`Pool::open`].
+    ///
+    /// # Errors
+    /// [`SpaceError::HasContents`], [`SpaceError::TooSmall`], [`SpaceError::BadName`],
+    /// [`SpaceError::Usage`]; nothing was changed then. [`SpaceError::Io`] while writing.
+    pub fn create(name: &str, members: &[NewMember], options: &CreateOptions) -> Result<Uuid> {
+        check_name(name)?;
+        let slab_shift = options.slab_bytes.trailing_zeros() as u8;
+        if !options.slab_bytes.is_power_of_two() || !SLAB_SHIFTS.contains(&slab_shift) {
+            let what =
+                format!("slabs of {} bytes: a slab must be a power of two from 256 KiB to 64 MiB", options.slab_bytes);
+            return Err(SpaceError::Usage { what });
+        }
+        if members.is_empty() || members.len() > MEMBERS_MAX {
+            let what = format!("{} members: a pool has 1 to {MEMBERS_MAX}", members.len());
+            return Err(SpaceError::Usage { what });
+        }
+        let copies = options.copies.unwrap_or(members.len().min(2) as u8);
+        if !(1..=COPIES_MAX).contains(&usize::from(copies)) || usize::from(copies) > members.len() {
+            let what = format!(
+                "{copies} copies on {} members: a pool keeps 1 to 3 copies, each on another member",
+                members.len()
+            );
+            return Err(SpaceError::Usage { what });
+        }
+        let opened: Vec<MemberFile> =
+            members.iter().map(|member| open_member(&member.path, true, &options.files)).collect::<Result<_>>()?;
+        for (place, one) in opened.iter().enumerate() {
+            let identity = one.store.identity();
+            if identity.is_some() && opened[..place].iter().any(|other| other.store.identity() == identity) {
+                let what = format!("{}: it is named twice", one.path.display());
+                return Err(SpaceError::Usage { what });
+            }
+            if !options.force {
+                check_empty(one)?;
+            }
+        }
+        let sizes: Vec<u64> = opened.iter().map(|one| one.size_bytes).collect();
+        let areas = areas_for(&sizes, members, slab_shift);
+        for (number, one) in (0..).zip(&opened) {
+            let area_slabs =
+                areas.iter().find(|area| area.member == number).and_then(Area::slabs).map_or(0, |slabs| slabs.end);
+            if slabs_of(one.size_bytes, slab_shift) < area_slabs + 1 {
+                // Both superblocks, the area and one slab.
+                let needed_bytes = (2 << 20) + ((u64::from(area_slabs) + 1) << slab_shift);
+                let (path, slab_bytes) = (one.path.clone(), options.slab_bytes);
+                return Err(SpaceError::TooSmall { path, found_bytes: one.size_bytes, needed_bytes, slab_bytes });
+            }
+        }
+        let mut lineage = [0; LINEAGE];
+        lineage[1] = lineage_number();
+        let row = |(new, size_bytes): (&NewMember, &u64)| {
+            Some(Row { id: Uuid::new_v4(), size_bytes: *size_bytes, state: MemberState::Active, class: new.class })
+        };
+        let superblock = Superblock {
+            pool: Uuid::new_v4(),
+            name: name.to_owned(),
+            generation: 1,
+            lineage,
+            number: 0,
+            slab_shift,
+            copies,
+            members: members.iter().zip(&sizes).map(row).collect(),
+            areas: areas.clone(),
+        };
+        let write = |one: &MemberFile, doing, result: std::io::Result<()>| {
+            result.map_err(|error| SpaceError::io(doing, &one.path, error))
+        };
+        // Old superblocks go first: a former pool must not come back half.
+        for one in &opened {
+            let last = last_superblock_at(one.size_bytes).into_iter();
+            for at in [0].into_iter().chain(last) {
+                write(one, "clear the superblock", one.store.write_at(&[0; BLOCK_BYTES], at))?;
+            }
+            write(one, "make it durable", one.store.sync_data())?;
+        }
+        let header = Checkpoint {
+            position: Position { sequence: 0, before: 0 },
+            changes_bytes: 0,
+            changes_checksum: crc32c::crc32c(&[]),
+        };
+        for area in &areas {
+            let one = &opened[usize::from(area.member)];
+            let open = OpenArea::new(area, slab_shift);
+            let written = open.write_checkpoint(&*one.store, superblock.pool, 0, &header, &[]);
+            write(one, "write the journal", written)?;
+        }
+        for (number, (one, new)) in (0..).zip(opened.iter().zip(members)) {
+            let member = Member::new(number, new.class, one.size_bytes, &one.path, std::sync::Arc::clone(&one.store));
+            write(one, "write the superblock", member.write_superblock(&superblock))?;
+        }
+        Ok(superblock.pool)
+    }
+}
+
+/// The areas of a pool: on up to three members, the fast ones first, the larger ones among them.
+fn areas_for(sizes: &[u64], members: &[NewMember], slab_shift: u8) -> Vec<Area> {
+    let slab_bytes = 1_u64 << slab_shift;
+    let all_slabs: u64 = sizes.iter().map(|&size| u64::from(slabs_of(size, slab_shift))).sum();
+    // A checkpoint needs at most 5 bytes for each slab; the pool may become half as large again.
+    let checkpoint_bytes = 64 * 1024 + all_slabs * 8 + BLOCK_BYTES as u64;
+    let journal_bytes = (all_slabs * 64).clamp(512 << 10, 64 << 20);
+    let slabs = |bytes: u64| bytes.div_ceil(slab_bytes).min(u64::from(u32::MAX) / 4) as u32;
+    let mut order: Vec<usize> = (0..sizes.len()).collect();
+    order.sort_by_key(|&number| (members[number].class, std::cmp::Reverse(sizes[number]), number));
+    order.truncate(AREAS_MAX);
+    let area = |number: usize| Area {
+        member: number as u8,
+        first_slab: 0,
+        journal_slabs: slabs(journal_bytes),
+        checkpoint_slabs: slabs(checkpoint_bytes),
+    };
+    order.into_iter().map(area).collect()
+}
+
+/// Refuses a file that has contents where a superblock would be, or in its first MiB.
+fn check_empty(one: &MemberFile) -> Result<()> {
+    let read = |at: u64, bytes: &mut [u8]| {
+        one.store.read_at(bytes, at).map_err(|error| SpaceError::io("look for contents", &one.path, error))
+    };
+    let refused = |found: String| Err(SpaceError::HasContents { path: one.path.clone(), found });
+    if let Ok(superblock) = Member::read_superblock(&*one.store, &one.path) {
+        return refused(format!("it is a member of the pool {}", superblock.name));
+    }
+    let mut bytes = vec![0; one.size_bytes.min(1 << 20) as usize];
+    read(0, &mut bytes)?;
+    let mut last = [0; BLOCK_BYTES];
+    if let Some(at) = last_superblock_at(one.size_bytes) {
+        read(at, &mut last)?;
+    }
+    if diskwright_store::all_zero(&bytes) && diskwright_store::all_zero(&last) {
+        return Ok(());
+    }
+    refused("it has contents".into())
+}

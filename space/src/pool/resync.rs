@@ -1,0 +1,216 @@
+//! Copies are made equal: those of dirty slabs after a power cut, and the stale ones of a member
+//! that has come back. And dirty slabs become clean.
+//!
+//! ```text
+//!   open ─▶ dirty slabs: compare, copy what differs ─▶ sync ─▶ clean
+//!   tick ─▶ slabs that no write of this or the last round touched ─▶ sync ─▶ clean
+//!        ─▶ stale copies of live members, a few in each round ─▶ sync ─▶ not stale
+//! ```
+//!
+//! The source is the first copy that is not stale and whose member is live. Until its copies are
+//! equal a slab is *unequal*: only that copy is read, so a reader never sees two contents in turn.
+
+use super::{FileState, Pool, commit::Ticket, lock};
+use crate::{member::Member, slab_table::Slab};
+use diskwright_format::space::{
+    Copy,
+    change::{Change, SlabState},
+};
+use std::{
+    io,
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+/// Length of a piece that is compared at once.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// How long a round of [`Pool::tick`] resyncs stale copies.
+const ROUND: Duration = Duration::from_millis(200);
+
+impl Pool {
+    /// The copies of a slab whose members are live, with whether each is stale.
+    pub(crate) fn live_copies(&self, slab: Slab) -> Vec<(Copy, &Arc<Member>, bool)> {
+        let copies = slab.copies().into_iter().enumerate();
+        copies
+            .filter_map(|(place, copy)| Some((copy?, self.live_member(copy?.member)?, slab.is_stale(place))))
+            .collect()
+    }
+
+    /// Makes the live copies of a slab equal, without making that durable. Nobody writes to it.
+    fn equalize(&self, slab: Slab, buffers: &mut [Vec<u8>; 2]) -> io::Result<()> {
+        let copies = self.live_copies(slab);
+        let Some(&(source, from, _)) = copies.iter().find(|(.., stale)| !stale) else { return Ok(()) };
+        let [ours, theirs] = buffers;
+        let mut at = 0;
+        while at < self.slab_bytes() {
+            let len = (PIECE_BYTES as u64).min(self.slab_bytes() - at) as usize;
+            from.store.read_at(&mut ours[..len], source.offset_bytes(self.slab_shift) + at)?;
+            for &(copy, to, _) in copies.iter().filter(|(copy, ..)| *copy != source) {
+                let place = copy.offset_bytes(self.slab_shift) + at;
+                let result = to.store.read_at(&mut theirs[..len], place);
+                if result.is_ok() && ours[..len] == theirs[..len] {
+                    continue;
+                }
+                match to.store.write_at(&ours[..len], place) {
+                    Ok(()) => to.written(),
+                    Err(error) => self.lose(to.number, &error)?,
+                }
+            }
+            at += len as u64;
+        }
+        Ok(())
+    }
+
+    /// Makes the copies of all dirty slabs equal, and the slabs clean. For an open: nothing else
+    /// uses the pool. Returns the number of slabs.
+    pub(super) fn resync_dirty(&self) -> io::Result<u64> {
+        let dirty: Vec<(u32, u32)> = lock(&self.state).dirty.iter().copied().collect();
+        let mut buffers = [vec![0; PIECE_BYTES], vec![0; PIECE_BYTES]];
+        let mut compared = 0;
+        for &(number, index) in &dirty {
+            let Some(file) = self.file(number) else { continue };
+            let Some(entry) = file.table.get(index) else { continue };
+            let slab = entry.load();
+            if self.live_copies(slab).len() > 1 {
+                self.equalize(slab, &mut buffers)?;
+                compared += 1;
+            }
+            entry.set_unequal(false);
+        }
+        self.sync_members()?;
+        self.clean_idle(self.epoch().wrapping_add(1));
+        self.commit_all()?;
+        Ok(compared)
+    }
+
+    /// Marks the slabs whose copies may differ. For an open.
+    pub(super) fn mark_unequal(&self) {
+        for &(number, index) in &lock(&self.state).dirty {
+            let Some(file) = self.file(number) else { continue };
+            let Some(entry) = file.table.get(index) else { continue };
+            entry.set_unequal(entry.load().good_copies().count() > 1);
+        }
+    }
+
+    /// Makes the dirty slabs clean that were not written in `epoch`. All writes before are synced.
+    fn clean_idle(&self, epoch: u8) -> Option<Ticket> {
+        let mut state = lock(&self.state);
+        let mut cleaned: Vec<(u32, u32)> = Vec::new();
+        for &(number, index) in &state.dirty {
+            let Some(file) = self.file(number) else { continue };
+            if file.table.get(index).is_some_and(|entry| entry.clean_if_idle(epoch)) {
+                cleaned.push((number, index));
+            }
+        }
+        let mut ticket = None;
+        let mut rest = &cleaned[..];
+        while let Some(&(file, first)) = rest.first() {
+            let follows =
+                |(step, slab): &(u32, &(u32, u32))| slab.0 == file && Some(slab.1) == first.checked_add(*step);
+            let count = (0..).zip(rest).take_while(follows).count();
+            let change = Change::State { file, first, count: count as u32, state: SlabState::Clean };
+            ticket = Some(self.append(&mut state, &change));
+            rest = &rest[count..];
+        }
+        for slab in cleaned {
+            state.dirty.remove(&slab);
+        }
+        ticket
+    }
+
+    /// A round of the work that a pool does by itself; to be called every second or so. Returns
+    /// whether there is more to do at once.
+    ///
+    /// # Errors
+    /// No member is left that can be written.
+    pub fn tick(&self) -> io::Result<bool> {
+        if !self.is_writable {
+            return Ok(false);
+        }
+        let epoch = self.epoch.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+        let idle = |&(number, index): &(u32, u32)| {
+            self.file(number).and_then(|file| Some(file.table.get(index)?.is_idle(epoch))).unwrap_or(false)
+        };
+        let has_idle = lock(&self.state).dirty.iter().any(idle);
+        if has_idle {
+            self.sync_members()?;
+            self.clean_idle(epoch);
+        }
+        let more = self.resync_stale()?;
+        self.commit_all()?;
+        Ok(more)
+    }
+
+    /// Copies slabs to the stale copies of live members, for a while. Returns whether some are
+    /// left.
+    fn resync_stale(&self) -> io::Result<bool> {
+        let started = Instant::now();
+        let files: Vec<Arc<FileState>> = {
+            let files = self.files.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+            files.values().cloned().collect()
+        };
+        let mut buffers = [vec![0; PIECE_BYTES], vec![0; PIECE_BYTES]];
+        for file in files {
+            for (index, entry) in file.table.mapped(0..1 << 32) {
+                let has_stale = |slab: Slab| self.live_copies(slab).iter().any(|(.., stale)| *stale);
+                if (entry.load().stale() == 0 && !entry.load().is_unequal())
+                    || !has_stale(entry.load()) && !entry.load().is_unequal()
+                {
+                    continue;
+                }
+                if started.elapsed() > ROUND {
+                    return Ok(true);
+                }
+                if !entry.set_busy() {
+                    continue;
+                }
+                while entry.load().is_held() {
+                    self.wait_not_busy();
+                }
+                let result = self.resync_slab(&file, index, &mut buffers);
+                entry.clear_busy();
+                self.wake_not_busy();
+                result?;
+            }
+        }
+        Ok(false)
+    }
+
+    /// Makes the copies of a busy slab equal, durably.
+    fn resync_slab(&self, file: &FileState, index: u32, buffers: &mut [Vec<u8>; 2]) -> io::Result<()> {
+        let entry = file.table.entry(index);
+        let slab = entry.load();
+        if slab.state().is_none() || self.live_copies(slab).iter().all(|(.., stale)| *stale) {
+            return Ok(());
+        }
+        self.equalize(slab, buffers)?;
+        self.sync_members()?;
+        let mut mask = slab.stale();
+        for (place, copy) in slab.copies().into_iter().enumerate() {
+            if copy.is_some_and(|copy| self.live_member(copy.member).is_some()) {
+                mask &= !(1 << place);
+            }
+        }
+        let mut state = lock(&self.state);
+        let ticket = self.append(&mut state, &Change::Stale { file: file.number, index, mask });
+        drop(state);
+        self.wait(ticket)?;
+        entry.set_unequal(false);
+        Ok(())
+    }
+
+    /// Makes everything durable and all slabs clean that nobody writes.
+    ///
+    /// # Errors
+    /// No member is left that can be written.
+    pub fn close(&self) -> io::Result<()> {
+        if !self.is_writable || lock(&self.log).failed.is_some() {
+            return Ok(());
+        }
+        let epoch = self.epoch.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+        self.sync_members()?;
+        self.clean_idle(epoch);
+        self.commit_all()
+    }
+}

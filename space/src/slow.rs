@@ -1,0 +1,414 @@
+//! What a transfer cannot do: first writes, zeroing, members that fail. By blocking calls, one slab
+//! at a time.
+//!
+//! ```text
+//!   read    hold ─▶ the best copy; after an error the next one
+//!   write   busy ─▶ unmapped: allocate ┐
+//!                   clean: make dirty  ┴─ durable ─▶ payload to all copies
+//!   failed copy of a mirror ─▶ the member is lost ─▶ recorded ─▶ the write is answered
+//!   no space on a member    ─▶ an error of the request; the slab is unequal until it is resynced
+//! ```
+//!
+//! A new slab is zeroed on all its members and synced before the map names it. A sequential writer
+//! gets more and more slabs at once, up to [`AHEAD_MAX`], so that these syncs are rare.
+
+use crate::{
+    file::SpaceFile,
+    pool::{Pool, lock},
+    slab_table::{Entry, Slab},
+};
+use diskwright_format::space::{
+    Copy,
+    change::{Change, SlabRun, SlabState, Tier},
+    superblock::Class,
+};
+use diskwright_store::{FileRange, Zeroing, is_full};
+use std::{io, ops::Range};
+
+/// Most slabs that are allocated at once, and unmapped at once.
+const AHEAD_MAX: u32 = 64;
+
+/// Slabs that become dirty together: an aligned group of this many.
+const DIRTY_GROUP: u32 = 16;
+
+/// What is written.
+#[derive(Clone, std::marker::Copy)]
+enum Payload<'a> {
+    Bytes(&'a [u8]),
+    Zeros(u64),
+}
+
+impl Payload<'_> {
+    fn len(self) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes.len() as u64,
+            Self::Zeros(len_bytes) => len_bytes,
+        }
+    }
+}
+
+/// A slab that this thread has for itself.
+struct Busy<'a> {
+    pool: &'a Pool,
+    entry: &'a Entry,
+}
+
+impl<'a> Busy<'a> {
+    /// Waits until nobody uses the slab.
+    fn wait(pool: &'a Pool, entry: &'a Entry) -> Self {
+        while !entry.set_busy() {
+            pool.wait_not_busy();
+        }
+        let busy = Self { pool, entry };
+        while entry.load().is_held() {
+            pool.wait_not_busy();
+        }
+        busy
+    }
+
+    /// The slab, if nobody uses it now.
+    fn try_now(pool: &'a Pool, entry: &'a Entry) -> Option<Self> {
+        if !entry.set_busy() {
+            return None;
+        }
+        let busy = Self { pool, entry };
+        (!entry.load().is_held()).then_some(busy)
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.entry.clear_busy();
+        self.pool.wake_not_busy();
+    }
+}
+
+impl SpaceFile {
+    /// Splits a range at slabs.
+    fn slabs(&self, range: Range<u64>) -> impl Iterator<Item = (u32, u64, u64)> {
+        let mut at = range.start;
+        std::iter::from_fn(move || {
+            let (index, within_bytes) = self.slab_of(at);
+            let len_bytes = range.end.checked_sub(at)?.min(self.pool.slab_bytes() - within_bytes);
+            at += len_bytes;
+            (len_bytes > 0).then_some((index, within_bytes, len_bytes))
+        })
+    }
+
+    pub(crate) fn read_slabs(&self, mut buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
+        for (index, within_bytes, len_bytes) in self.slabs(offset_bytes..offset_bytes + buf.len() as u64) {
+            let (piece, rest) = buf.split_at_mut(len_bytes as usize);
+            buf = rest;
+            self.read_slab(index, within_bytes, piece)?;
+        }
+        Ok(())
+    }
+
+    fn read_slab(&self, index: u32, within_bytes: u64, piece: &mut [u8]) -> io::Result<()> {
+        let Some(entry) = self.file.table.get(index) else {
+            piece.fill(0);
+            return Ok(());
+        };
+        loop {
+            if let Some(slab) = entry.hold_for_read() {
+                let result = self.read_copies(slab, within_bytes, piece);
+                entry.release(1);
+                return result;
+            }
+            if entry.load().state().is_none() {
+                piece.fill(0);
+                return Ok(());
+            }
+            self.pool.wait_not_busy();
+        }
+    }
+
+    /// Reads from the best copy, or from another one if that fails.
+    fn read_copies(&self, slab: Slab, within_bytes: u64, piece: &mut [u8]) -> io::Result<()> {
+        let best = self.best_copy(slab);
+        let others = slab.good_copies().filter(|copy| Some(*copy) != best && !slab.is_unequal());
+        let mut failure = None;
+        for copy in best.into_iter().chain(others) {
+            let Some(member) = self.pool.live_member(copy.member) else { continue };
+            match member.store.read_at(piece, copy.offset_bytes(self.pool.slab_shift()) + within_bytes) {
+                Ok(()) => return Ok(()),
+                Err(error) => failure = Some(error),
+            }
+        }
+        Err(failure.unwrap_or_else(|| self.no_copy()))
+    }
+
+    fn no_copy(&self) -> io::Error {
+        io::Error::other("no member that holds a valid copy of this range is there")
+    }
+
+    pub(crate) fn write_slabs(&self, mut buf: &[u8], offset_bytes: u64) -> io::Result<()> {
+        for (index, within_bytes, len_bytes) in self.slabs(offset_bytes..offset_bytes + buf.len() as u64) {
+            let (piece, rest) = buf.split_at(len_bytes as usize);
+            buf = rest;
+            self.write_slab(index, within_bytes, Payload::Bytes(piece))?;
+        }
+        Ok(())
+    }
+
+    fn write_slab(&self, index: u32, within_bytes: u64, payload: Payload<'_>) -> io::Result<()> {
+        let entry = self.file.table.entry(index);
+        let _busy = Busy::wait(&self.pool, entry);
+        match entry.load().state() {
+            None => self.allocate_at(index)?,
+            Some(SlabState::Clean) => self.make_dirty(index)?,
+            Some(SlabState::Dirty) => {}
+        }
+        self.write_copies(entry, within_bytes, payload)
+    }
+
+    /// Writes to all good copies of a busy, dirty slab.
+    fn write_copies(&self, entry: &Entry, within_bytes: u64, payload: Payload<'_>) -> io::Result<()> {
+        let slab = entry.load();
+        let (mut done, mut failed) = (0, Vec::new());
+        for copy in slab.good_copies() {
+            let Some(member) = self.pool.live_member(copy.member) else { continue };
+            let at = copy.offset_bytes(self.pool.slab_shift()) + within_bytes;
+            let result = match payload {
+                Payload::Bytes(bytes) => member.store.write_at(bytes, at),
+                Payload::Zeros(len_bytes) => {
+                    member.store.zero_range(FileRange { offset_bytes: at, len_bytes }, Zeroing::Keep)
+                }
+            };
+            member.written();
+            match result {
+                Ok(()) => done += 1,
+                Err(error) => failed.push((copy.member, error)),
+            }
+        }
+        if let Some((_, error)) = failed.iter().find(|(_, error)| done == 0 || is_full(error)) {
+            // The copies may have different contents now.
+            entry.set_unequal(slab.good_copies().count() > 1);
+            return Err(io::Error::new(error.kind(), error.to_string()));
+        }
+        if done == 0 {
+            return Err(self.no_copy());
+        }
+        for (number, error) in failed {
+            self.pool.lose(number, &error)?;
+        }
+        // Another thread may have seen a member fail a moment ago.
+        self.pool.wait_for_records()
+    }
+
+    /// Makes a clean slab dirty, with its neighbours, durably.
+    fn make_dirty(&self, index: u32) -> io::Result<()> {
+        let first = index - index % DIRTY_GROUP;
+        let change = Change::State { file: self.file.number, first, count: DIRTY_GROUP, state: SlabState::Dirty };
+        let change = if first.checked_add(DIRTY_GROUP).is_some() {
+            change
+        } else {
+            Change::State { file: self.file.number, first: index, count: 1, state: SlabState::Dirty }
+        };
+        let mut state = lock(self.pool_state());
+        let ticket = self.pool.append(&mut state, &change);
+        drop(state);
+        self.pool.wait(ticket)
+    }
+
+    /// Allocates an unmapped slab, which is busy. A sequential writer gets the next ones too.
+    fn allocate_at(&self, index: u32) -> io::Result<()> {
+        let count = {
+            let mut ahead = lock(&self.file.ahead);
+            let count = if ahead.0 == index { (ahead.1 * 2).clamp(1, AHEAD_MAX) } else { 1 };
+            *ahead = (index.saturating_add(count), count);
+            count
+        };
+        let end = u64::from(index) + u64::from(count);
+        // Not beyond the end of the file, except the slab that is asked for.
+        let end = end.min(self.len().div_ceil(self.pool.slab_bytes())).max(u64::from(index) + 1);
+        let mut busy = Vec::new();
+        for next in u64::from(index) + 1..end {
+            let claimed = Busy::try_now(&self.pool, self.file.table.entry(next as u32));
+            match claimed.filter(|busy| busy.entry.load().state().is_none()) {
+                Some(claimed) => busy.push(claimed),
+                None => break,
+            }
+        }
+        match self.allocate(index, busy.len() as u32 + 1) {
+            // The slabs ahead can wait.
+            Err(error) if is_full(&error) && !busy.is_empty() => {
+                drop(busy);
+                self.allocate(index, 1)
+            }
+            result => result,
+        }
+    }
+
+    /// Allocates slabs that are unmapped and busy, as zeros.
+    fn allocate(&self, first: u32, count: u32) -> io::Result<()> {
+        let taken = self.take_slabs(count)?;
+        let result = self.zero_new(&taken).and_then(|()| {
+            let mut bytes = Vec::new();
+            for copies in &taken {
+                SlabRun::put(&mut bytes, SlabState::Dirty, copies.iter().copied());
+            }
+            let slabs = SlabRun::new(self.file.copies, &bytes);
+            let mut state = lock(self.pool_state());
+            let ticket = self.pool.append(&mut state, &Change::Slabs { file: self.file.number, first, slabs });
+            drop(state);
+            self.pool.wait(ticket)
+        });
+        // If the journal failed it is unknown whether the slabs are taken: they stay so.
+        if let Err(error) = result {
+            if self.file.table.entry(first).load().state().is_none() && !self.pool.has_failed() {
+                let mut state = lock(self.pool_state());
+                for copy in taken.into_iter().flatten() {
+                    state.free[usize::from(copy.member)].give_back(copy.slab);
+                }
+            }
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Takes free slabs, each with its copies on different members.
+    fn take_slabs(&self, count: u32) -> io::Result<Vec<Vec<Copy>>> {
+        let mut state = lock(self.pool_state());
+        let mut taken: Vec<Vec<Copy>> = Vec::new();
+        for _ in 0..count {
+            let mut order: Vec<(bool, u32, u8)> = Vec::new();
+            for member in self.pool.live_members() {
+                let free = state.free[usize::from(member.number)].free();
+                let row = state.superblock.member(member.number);
+                if free > 0
+                    && row.is_some_and(|row| row.state == diskwright_format::space::superblock::MemberState::Active)
+                {
+                    let is_wanted = match self.file.tier {
+                        Tier::Any | Tier::Fast => member.class == Class::Ssd,
+                        Tier::Slow => member.class == Class::Hdd,
+                    };
+                    order.push((!is_wanted, u32::MAX - free, member.number));
+                }
+            }
+            order.sort_unstable();
+            let copies = usize::from(self.file.copies);
+            if order.len() < copies {
+                break;
+            }
+            let copies = order[..copies].iter().filter_map(|&(.., member)| {
+                let slab = state.free[usize::from(member)].take()?;
+                Some(Copy { member, slab })
+            });
+            taken.push(copies.collect());
+        }
+        if taken.len() == count as usize {
+            return Ok(taken);
+        }
+        for copy in taken.drain(..).flatten() {
+            state.free[usize::from(copy.member)].give_back(copy.slab);
+        }
+        drop(state);
+        let what = format!("pool {}: no free slabs on {} members", self.pool.name(), self.file.copies);
+        Err(io::Error::new(io::ErrorKind::StorageFull, what))
+    }
+
+    /// Makes the copies of new slabs zeros, durably.
+    fn zero_new(&self, taken: &[Vec<Copy>]) -> io::Result<()> {
+        let mut members = 0_u64;
+        for copy in taken.iter().flatten() {
+            let member = self.pool.live_member(copy.member).ok_or_else(|| self.no_copy())?;
+            let offset_bytes = copy.offset_bytes(self.pool.slab_shift());
+            member.store.zero_range(FileRange { offset_bytes, len_bytes: self.pool.slab_bytes() }, Zeroing::Keep)?;
+            members |= 1 << copy.member;
+        }
+        for number in (0..64).filter(|number| members >> number & 1 == 1) {
+            if let Some(member) = self.pool.live_member(number) {
+                member.store.sync_data()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Maps the slabs of a range that are not mapped.
+    pub(crate) fn allocate_slabs(&self, start_bytes: u64, end_bytes: u64) -> io::Result<()> {
+        let slabs: Vec<u32> = self.slabs(start_bytes..end_bytes).map(|(index, ..)| index).collect();
+        for run in slabs.chunks(AHEAD_MAX as usize) {
+            let mut busy: Vec<Busy<'_>> = Vec::new();
+            let mut first = None;
+            for &index in run {
+                let entry = self.file.table.entry(index);
+                let claimed = Busy::wait(&self.pool, entry);
+                if entry.load().state().is_none() {
+                    first.get_or_insert(index);
+                    busy.push(claimed);
+                } else if let Some(first) = first.take() {
+                    self.allocate(first, busy.len() as u32)?;
+                    busy.clear();
+                }
+            }
+            if let Some(first) = first {
+                self.allocate(first, busy.len() as u32)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a range zeros. Whole slabs are unmapped if their space may be freed.
+    pub(crate) fn zero_slabs(&self, range: Range<u64>, how: Zeroing) -> io::Result<()> {
+        let slab_bytes = self.pool.slab_bytes();
+        let file_end = self.len();
+        let mut whole: Option<Range<u32>> = None;
+        for (index, within_bytes, len_bytes) in self.slabs(range) {
+            let at_end = (u64::from(index) << self.pool.slab_shift()) + within_bytes + len_bytes >= file_end;
+            let is_whole = within_bytes == 0 && (len_bytes == slab_bytes || at_end);
+            if is_whole && how == Zeroing::Deallocate {
+                let run = whole.get_or_insert(index..index);
+                run.end = index.saturating_add(1);
+                if run.len() >= AHEAD_MAX as usize {
+                    self.unmap(run.clone())?;
+                    whole = None;
+                }
+                continue;
+            }
+            let is_mapped = self
+                .file
+                .table
+                .get(index)
+                .is_some_and(|entry| entry.load().state().is_some() || entry.load().is_busy());
+            if is_mapped {
+                self.zero_slab(index, within_bytes, len_bytes)?;
+            }
+        }
+        whole.map_or(Ok(()), |run| self.unmap(run))
+    }
+
+    fn zero_slab(&self, index: u32, within_bytes: u64, len_bytes: u64) -> io::Result<()> {
+        let entry = self.file.table.entry(index);
+        let _busy = Busy::wait(&self.pool, entry);
+        match entry.load().state() {
+            None => return Ok(()),
+            Some(SlabState::Clean) => self.make_dirty(index)?,
+            Some(SlabState::Dirty) => {}
+        }
+        let payload = Payload::Zeros(len_bytes);
+        debug_assert_eq!(payload.len(), len_bytes);
+        self.write_copies(entry, within_bytes, payload)
+    }
+
+    /// Unmaps slabs, durably.
+    fn unmap(&self, slabs: Range<u32>) -> io::Result<()> {
+        let busy: Vec<Busy<'_>> = slabs
+            .clone()
+            .filter_map(|index| self.file.table.get(index))
+            .map(|entry| Busy::wait(&self.pool, entry))
+            .collect();
+        if busy.iter().all(|busy| busy.entry.load().state().is_none()) {
+            return Ok(());
+        }
+        let mut state = lock(self.pool_state());
+        let change = Change::Unmap { file: self.file.number, first: slabs.start, count: slabs.len() as u32 };
+        let ticket = self.pool.append(&mut state, &change);
+        drop(state);
+        self.pool.wait(ticket)
+    }
+
+    pub(crate) fn pool_state(&self) -> &std::sync::Mutex<crate::pool::State> {
+        self.pool.state()
+    }
+}
