@@ -63,6 +63,29 @@ impl FreeSlabs {
         was_free
     }
 
+    /// Takes `count` slabs that follow one another, the first ones that there are.
+    pub(crate) fn take_run(&mut self, count: u32) -> Option<u32> {
+        let is_free = |slab: u32| self.words[slab as usize / 64] >> (slab % 64) & 1 == 1;
+        let (mut first, mut found) = (0, 0);
+        for slab in 0..self.slabs {
+            if found == count {
+                break;
+            }
+            if is_free(slab) {
+                found += 1;
+            } else {
+                (first, found) = (slab + 1, 0);
+            }
+        }
+        if found < count || count == 0 {
+            return None;
+        }
+        (first..first + count).for_each(|slab| {
+            self.take_this(slab);
+        });
+        Some(first)
+    }
+
     /// Gives a slab back.
     pub(crate) fn give_back(&mut self, slab: u32) {
         if slab >= self.slabs {
@@ -89,6 +112,14 @@ mod tests {
             assert_eq!((taken.len() as u32, free.free()), (slabs, 0));
             assert!(taken.iter().all(|&slab| slab < slabs));
         }
+    }
+
+    #[test]
+    fn a_run_is_the_first_that_is_long_enough() {
+        let mut free = FreeSlabs::new(100);
+        free.take_this(3);
+        assert_eq!((free.take_run(3), free.take_run(10), free.take_run(0)), (Some(0), Some(4), None));
+        assert_eq!((free.take_run(87), free.take_run(86), free.free()), (None, Some(14), 0));
     }
 
     #[test]

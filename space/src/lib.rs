@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+mod class;
 mod error;
 mod file;
 mod free;
@@ -26,6 +27,7 @@ mod registry;
 mod slab_table;
 mod slow;
 
+pub use class::class_of;
 pub use diskwright_format::space::{change::Tier, superblock::Class};
 pub use error::{Result, SpaceError};
 pub use file::{SpaceFile, uri};
@@ -33,6 +35,7 @@ pub use names::{PATIENCE, SCHEME, Spaces, split};
 pub use pool::{
     NewFile, Pool,
     create::{CreateOptions, NewMember, SLAB_BYTES_DEFAULT},
+    drain::Moved,
     open::PoolOptions,
     status::{DiskStatus, Health, MemberStatus, Status},
 };

@@ -115,6 +115,14 @@ impl Member {
         }
     }
 
+    /// Makes the member one of no pool.
+    pub(crate) fn wipe(&self) -> io::Result<()> {
+        for at in last_superblock_at(self.size_bytes).into_iter().chain([0]) {
+            self.store.write_durable_at(&[0; BLOCK_BYTES], at)?;
+        }
+        Ok(())
+    }
+
     /// Writes both superblocks, one after the other, so that at any moment one of them is valid.
     pub(crate) fn write_superblock(&self, superblock: &Superblock) -> io::Result<()> {
         let block = Superblock { number: self.number, ..superblock.clone() }.to_block();

@@ -7,6 +7,8 @@
 //!   pool/commit   append, group commit, checkpoint
 //!   pool/open     superblocks, rights, replay
 //!   pool/create   new pools
+//!   pool/areas    where the journal lies
+//!   pool/drain    members join and leave
 //!   pool/lose     a member that fails while the pool is open, and one that comes back
 //!   pool/resync   copies that may differ, or are stale, are made equal
 //!   pool/status   what `space status` shows
@@ -25,8 +27,10 @@
 //! - A slab is used again only when the change that freed it is durable.
 
 pub(crate) mod apply;
+pub(crate) mod areas;
 pub(crate) mod commit;
 pub(crate) mod create;
+pub(crate) mod drain;
 pub(crate) mod lose;
 pub(crate) mod open;
 pub(crate) mod resync;
@@ -102,7 +106,7 @@ pub struct Pool {
     log: Mutex<LogState>,
     log_moved: Condvar,
     place: Mutex<LogPlace>,
-    areas: Vec<(u8, OpenArea)>,
+    areas: RwLock<Vec<(u8, OpenArea)>>,
     /// Wakes those that wait for a busy slab.
     not_busy: Condvar,
     busy_lock: Mutex<()>,
@@ -182,6 +186,14 @@ impl Pool {
     #[inline]
     pub(crate) fn unrecorded(&self) -> u64 {
         self.failing.load(Ordering::Acquire) & !self.lost.load(Ordering::Acquire)
+    }
+
+    fn areas(&self) -> Vec<(u8, OpenArea)> {
+        self.areas.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn all_files(&self) -> Vec<Arc<FileState>> {
+        self.files.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
     pub(crate) fn file(&self, number: u32) -> Option<Arc<FileState>> {

@@ -405,3 +405,60 @@ fn several_queues_write_and_read_at_the_same_time() {
     });
     assert_eq!(RawDevice::new(store, true, 512).unwrap().geometry().size_bytes, 8 * MIB);
 }
+
+#[test]
+fn members_join_and_leave_and_lost_copies_are_rebuilt() {
+    let (mut bench, pool) = Bench::pool(&[16 * MIB, 16 * MIB], 2, 4 * MIB);
+    let store = file(&pool);
+    let mut model = vec![0; 4 << 20];
+    model.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 4096) as u8);
+    store.write_at(&model, 0).unwrap();
+    let refused = pool.remove_member("0", &mut |_| true).unwrap_err();
+    assert!(refused.to_string().contains("too few members are left"), "{refused}");
+    // A larger member; it gets a journal too.
+    let third = bench.dir.path().join("third");
+    fs::File::create(&third).unwrap().set_len(32 * MIB).unwrap();
+    let member = NewMember { path: third.clone(), class: Class::Ssd };
+    pool.add_members(std::slice::from_ref(&member), &CreateOptions::default()).unwrap();
+    let refused = pool.add_members(&[member], &CreateOptions::default()).unwrap_err();
+    assert!(refused.to_string().contains("in use"), "{refused}");
+    bench.paths.push(third);
+    assert!(pool.status().members.iter().all(|member| member.has_journal));
+    let mut seen = Vec::new();
+    let first = bench.paths[0].display().to_string();
+    pool.remove_member(&first, &mut |moved| {
+        seen.push((moved.done, moved.total));
+        true
+    })
+    .unwrap();
+    assert_eq!(seen.last(), Some(&(16, 16)));
+    assert!(contents(&store) == model && !pool.status().is_degraded());
+    assert_eq!(pool.status().members.iter().map(|member| member.number).collect::<Vec<_>>(), [1, 2]);
+    drop((store, pool));
+    let refused = Pool::open(&bench.paths[..1], &PoolOptions::default()).unwrap_err();
+    assert!(matches!(refused, SpaceError::NotAMember { .. }), "a member that has left is wiped: {refused}");
+    bench.paths.remove(0);
+    // Now one of the two is lost, and another one takes its place.
+    let gone = bench.paths.remove(0);
+    fs::remove_file(gone).unwrap();
+    let fourth = bench.dir.path().join("fourth");
+    fs::File::create(&fourth).unwrap().set_len(16 * MIB).unwrap();
+    let forced = PoolOptions { writable: true, force_degraded: true, ..PoolOptions::default() };
+    let pool = bench.open_with(&forced).unwrap();
+    assert!(pool.status().is_degraded());
+    assert!(pool.rebuild(&mut |_| true).unwrap() > 0, "there is no member for the second copies");
+    pool.add_members(&[NewMember { path: fourth.clone(), class: Class::Ssd }], &CreateOptions::default()).unwrap();
+    assert_eq!(pool.rebuild(&mut |_| true).unwrap(), 0);
+    pool.remove_member("1", &mut |_| true).unwrap();
+    assert!(!pool.status().is_degraded() && contents(&file(&pool)) == model);
+    bench.paths.push(fourth);
+    drop(pool);
+    let pool = bench.open();
+    assert!(pool.warnings().is_empty(), "{:?}", pool.warnings());
+    drop(pool);
+    // Each of the two has everything.
+    for path in &bench.paths {
+        let pool = Pool::open(std::slice::from_ref(path), &PoolOptions::default()).unwrap();
+        assert!(contents(&file(&Arc::new(pool))) == model);
+    }
+}

@@ -84,7 +84,7 @@ impl Pool {
     /// Writes changes to every journal, and applies them.
     fn commit(&self, pending: &[u8], ends: &[usize]) -> io::Result<()> {
         let mut place = lock(&self.place);
-        let blocks_max = self.areas.iter().map(|(_, area)| area.blocks()).min().unwrap_or(0);
+        let blocks_max = self.areas().iter().map(|(_, area)| area.blocks()).min().unwrap_or(0);
         let (blocks, next) = pack(self.id, place.position, pending, ends);
         let needed = (blocks.len() / BLOCK_BYTES) as u64;
         if needed > blocks_max {
@@ -113,7 +113,7 @@ impl Pool {
     /// another one has it; its loss is recorded before this returns.
     fn on_every_area(&self, act: impl Fn(&OpenArea, &crate::member::Member) -> io::Result<()>) -> io::Result<()> {
         let (mut done, mut failed) = (0, Vec::new());
-        for (number, area) in &self.areas {
+        for (number, area) in &self.areas() {
             let Some(member) = self.live_member(*number) else { continue };
             match act(area, member) {
                 Ok(()) => done += 1,
@@ -134,7 +134,7 @@ impl Pool {
     /// Writes the map as a checkpoint to every area. Called by the thread that commits.
     pub(super) fn write_checkpoint(&self, place: &mut crate::log::LogPlace) -> io::Result<()> {
         let changes = self.whole_map();
-        let room_bytes = self.areas.iter().map(|(_, area)| area.checkpoint_bytes()).min().unwrap_or(0);
+        let room_bytes = self.areas().iter().map(|(_, area)| area.checkpoint_bytes()).min().unwrap_or(0);
         if changes.len() as u64 > room_bytes {
             let what = format!(
                 "pool {}: its map needs {} bytes, and the places for it have {room_bytes}; remove disks",

@@ -9,10 +9,13 @@ use crate::{
     error::{Result, SpaceError},
     log::OpenArea,
     member::Member,
-    pool::open::{MemberFile, open_member},
+    pool::{
+        areas::{Holder, areas_for},
+        open::{MemberFile, open_member},
+    },
 };
 use diskwright_format::space::{
-    AREAS_MAX, BLOCK_BYTES, COPIES_MAX, MEMBERS_MAX, SLAB_SHIFTS,
+    BLOCK_BYTES, COPIES_MAX, MEMBERS_MAX, SLAB_SHIFTS,
     journal::{Checkpoint, Position},
     last_superblock_at, slabs_of,
     superblock::{Area, Class, LINEAGE, Member as Row, MemberState, Superblock},
@@ -78,20 +81,15 @@ impl Pool {
             );
             return Err(SpaceError::Usage { what });
         }
-        let opened: Vec<MemberFile> =
-            members.iter().map(|member| open_member(&member.path, true, &options.files)).collect::<Result<_>>()?;
-        for (place, one) in opened.iter().enumerate() {
-            let identity = one.store.identity();
-            if identity.is_some() && opened[..place].iter().any(|other| other.store.identity() == identity) {
-                let what = format!("{}: it is named twice", one.path.display());
-                return Err(SpaceError::Usage { what });
-            }
-            if !options.force {
-                check_empty(one)?;
-            }
-        }
+        let opened = open_new(members, options)?;
         let sizes: Vec<u64> = opened.iter().map(|one| one.size_bytes).collect();
-        let areas = areas_for(&sizes, members, slab_shift);
+        let holder = |(number, (new, size_bytes)): (u8, (&NewMember, &u64))| Holder {
+            number,
+            class: new.class,
+            size_bytes: *size_bytes,
+        };
+        let holders: Vec<Holder> = (0..).zip(members.iter().zip(&sizes)).map(holder).collect();
+        let areas = areas_for(&holders, slab_shift);
         for (number, one) in (0..).zip(&opened) {
             let area_slabs =
                 areas.iter().find(|area| area.member == number).and_then(Area::slabs).map_or(0, |slabs| slabs.end);
@@ -121,14 +119,7 @@ impl Pool {
         let write = |one: &MemberFile, doing, result: std::io::Result<()>| {
             result.map_err(|error| SpaceError::io(doing, &one.path, error))
         };
-        // Old superblocks go first: a former pool must not come back half.
-        for one in &opened {
-            let last = last_superblock_at(one.size_bytes).into_iter();
-            for at in [0].into_iter().chain(last) {
-                write(one, "clear the superblock", one.store.write_at(&[0; BLOCK_BYTES], at))?;
-            }
-            write(one, "make it durable", one.store.sync_data())?;
-        }
+        opened.iter().try_for_each(clear)?;
         let header = Checkpoint {
             position: Position { sequence: 0, before: 0 },
             changes_bytes: 0,
@@ -148,24 +139,52 @@ impl Pool {
     }
 }
 
-/// The areas of a pool: on up to three members, the fast ones first, the larger ones among them.
-fn areas_for(sizes: &[u64], members: &[NewMember], slab_shift: u8) -> Vec<Area> {
-    let slab_bytes = 1_u64 << slab_shift;
-    let all_slabs: u64 = sizes.iter().map(|&size| u64::from(slabs_of(size, slab_shift))).sum();
-    // A checkpoint needs at most 5 bytes for each slab; the pool may become half as large again.
-    let checkpoint_bytes = 64 * 1024 + all_slabs * 8 + BLOCK_BYTES as u64;
-    let journal_bytes = (all_slabs * 64).clamp(512 << 10, 64 << 20);
-    let slabs = |bytes: u64| bytes.div_ceil(slab_bytes).min(u64::from(u32::MAX) / 4) as u32;
-    let mut order: Vec<usize> = (0..sizes.len()).collect();
-    order.sort_by_key(|&number| (members[number].class, std::cmp::Reverse(sizes[number]), number));
-    order.truncate(AREAS_MAX);
-    let area = |number: usize| Area {
-        member: number as u8,
-        first_slab: 0,
-        journal_slabs: slabs(journal_bytes),
-        checkpoint_slabs: slabs(checkpoint_bytes),
-    };
-    order.into_iter().map(area).collect()
+/// Opens files and devices that are to become members.
+fn open_new(members: &[NewMember], options: &CreateOptions) -> Result<Vec<MemberFile>> {
+    let opened: Vec<MemberFile> =
+        members.iter().map(|member| open_member(&member.path, true, &options.files)).collect::<Result<_>>()?;
+    for (place, one) in opened.iter().enumerate() {
+        let identity = one.store.identity();
+        if identity.is_some() && opened[..place].iter().any(|other| other.store.identity() == identity) {
+            let what = format!("{}: it is named twice", one.path.display());
+            return Err(SpaceError::Usage { what });
+        }
+        if !options.force {
+            check_empty(one)?;
+        }
+    }
+    Ok(opened)
+}
+
+/// Clears the superblocks of a file, durably: a former pool must not come back half.
+fn clear(one: &MemberFile) -> Result<()> {
+    let last = last_superblock_at(one.size_bytes).into_iter();
+    let mut places = [0].into_iter().chain(last);
+    let cleared = places.try_for_each(|at| one.store.write_at(&[0; BLOCK_BYTES], at));
+    cleared
+        .and_then(|()| one.store.sync_data())
+        .map_err(|error| SpaceError::io("clear the superblock", &one.path, error))
+}
+
+impl Pool {
+    /// Adds files and devices to the pool as members. Areas are moved if the new ones are better.
+    ///
+    /// # Errors
+    /// As [`Pool::create`].
+    pub fn add_members(&self, members: &[NewMember], options: &CreateOptions) -> Result<()> {
+        self.require_writable()?;
+        let opened = open_new(members, options)?;
+        for one in &opened {
+            if slabs_of(one.size_bytes, self.slab_shift()) == 0 {
+                let (path, slab_bytes) = (one.path.clone(), self.slab_bytes());
+                let needed_bytes = (2 << 20) + slab_bytes;
+                return Err(SpaceError::TooSmall { path, found_bytes: one.size_bytes, needed_bytes, slab_bytes });
+            }
+        }
+        opened.iter().try_for_each(clear)?;
+        self.add_files(opened.into_iter().zip(members.iter().map(|member| member.class)).collect())?;
+        self.settle_areas()
+    }
 }
 
 /// Refuses a file that has contents where a superblock would be, or in its first MiB.

@@ -36,7 +36,7 @@ impl Pool {
             return Ok(());
         }
         let others: Vec<u8> = self.live_members().map(|member| member.number).filter(|&one| one != number).collect();
-        let has_journal = self.areas.iter().any(|(holder, _)| others.contains(holder));
+        let has_journal = self.areas().iter().any(|(holder, _)| others.contains(holder));
         if !has_journal {
             return Err(io::Error::new(error.kind(), error.to_string()));
         }

@@ -177,7 +177,7 @@ impl Pool {
             log: Mutex::new(LogState::default()),
             log_moved: Condvar::new(),
             place: Mutex::new(history.place),
-            areas,
+            areas: RwLock::new(areas),
             not_busy: Condvar::new(),
             busy_lock: Mutex::new(()),
             warnings: Mutex::new(warnings),
@@ -202,8 +202,7 @@ impl Pool {
     /// Refuses a pool whose slabs lie on missing members only.
     fn require_copies(&self) -> Result<()> {
         let (mut slabs, mut files) = (0, BTreeSet::new());
-        let all: Vec<_> =
-            self.files.read().unwrap_or_else(std::sync::PoisonError::into_inner).values().cloned().collect();
+        let all = self.all_files();
         for file in all {
             for (_, entry) in file.table.mapped(0..1 << 32) {
                 if !entry.load().good_copies().any(|copy| self.member(copy.member).is_some()) {
@@ -244,6 +243,7 @@ impl Pool {
         if is_changed || differs {
             self.write_superblocks().map_err(failed)?;
         }
+        self.settle_areas()?;
         let compared = self.resync_dirty().map_err(failed)?;
         if compared > 0 {
             self.warn(format!(

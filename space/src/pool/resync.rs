@@ -146,12 +146,8 @@ impl Pool {
     /// left.
     fn resync_stale(&self) -> io::Result<bool> {
         let started = Instant::now();
-        let files: Vec<Arc<FileState>> = {
-            let files = self.files.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-            files.values().cloned().collect()
-        };
         let mut buffers = [vec![0; PIECE_BYTES], vec![0; PIECE_BYTES]];
-        for file in files {
+        for file in self.all_files() {
             for (index, entry) in file.table.mapped(0..1 << 32) {
                 let has_stale = |slab: Slab| self.live_copies(slab).iter().any(|(.., stale)| *stale);
                 if (entry.load().stale() == 0 && !entry.load().is_unequal())

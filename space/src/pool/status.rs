@@ -213,12 +213,8 @@ impl Pool {
     pub fn wipe(path: &std::path::Path, files: &Files) -> Result<()> {
         let file = open_member(path, true, files)?;
         let superblock = Member::read_superblock(&*file.store, path)?;
-        let row = superblock.member(superblock.number).map_or(file.size_bytes, |row| row.size_bytes);
-        let places = diskwright_format::space::last_superblock_at(row).into_iter().chain([0]);
-        for at in places {
-            let zeros = [0; diskwright_format::space::BLOCK_BYTES];
-            file.store.write_durable_at(&zeros, at).map_err(|error| SpaceError::io("wipe it", path, error))?;
-        }
-        Ok(())
+        let size_bytes = superblock.member(superblock.number).map_or(file.size_bytes, |row| row.size_bytes);
+        let member = Member::new(superblock.number, Class::Ssd, size_bytes, path, file.store);
+        member.wipe().map_err(|error| SpaceError::io("wipe it", path, error))
     }
 }
