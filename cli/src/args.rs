@@ -92,6 +92,8 @@ commands! {
     Compact(commands::compact::CompactArgs),
     /// Connect a child to its parent's new place, or search for lost parents.
     Reconnect(commands::reconnect::ReconnectArgs),
+    /// Keep disks in a pool of files and devices, in one, two or three copies.
+    Space(commands::space::SpaceArgs),
     /// Copy what can still be read of a damaged image into a new one.
     Rescue(commands::rescue::RescueArgs),
     /// Give a disk another size.

@@ -30,6 +30,7 @@ use diskwright_image::ImageError;
 use diskwright_lab::LabError;
 use diskwright_load::LoadError;
 use diskwright_serve::attach::AttachError;
+use diskwright_space::SpaceError;
 use std::{fmt, io, path::Path};
 
 /// Done; same; sound.
@@ -162,6 +163,16 @@ fn is_of_windows(path: &Path) -> bool {
         [letter, b':', b'\\' | b'/', ..] => letter.is_ascii_alphabetic(),
         [b'\\', b'\\', ..] => true,
         _ => false,
+    }
+}
+
+impl From<SpaceError> for Failure {
+    fn from(error: SpaceError) -> Self {
+        match &error {
+            SpaceError::Stopped { .. } => Self::Stopped,
+            SpaceError::Usage { .. } | SpaceError::BadName { .. } => Self::usage(error.to_string()),
+            other => Self::new(other.to_string()),
+        }
     }
 }
 

@@ -11,7 +11,7 @@
 use crate::{
     commands::{
         attach, attached, check, clone, compact, compare, convert, create, detach, diff, info, io, lab, map, merge,
-        move_, partitions, reconnect, rescue, resize, serve, serve_ctl, snapshot, track,
+        move_, partitions, reconnect, rescue, resize, serve, serve_ctl, snapshot, space, track,
     },
     export::ExportReport,
     json::Document,
@@ -123,6 +123,7 @@ fn all() -> Vec<Named> {
         of::<serve_ctl::DiskChangeReport>(),
         of::<serve_ctl::Listing>(),
         of::<snapshot::Listing>(),
+        of::<space::Report>(),
         of::<snapshot::Report>(),
         of::<several::Report>(),
         of::<track::Ranges>(),

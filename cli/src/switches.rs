@@ -32,6 +32,7 @@ use diskwright_serve::{
     attach::{AttachOptions, DetachOptions},
     net::ServerOptions,
 };
+use diskwright_space::{PoolCreateOptions, PoolOptions};
 use diskwright_store::rename_options;
 use std::{fmt::Display, sync::OnceLock};
 
@@ -122,6 +123,8 @@ switches! {
     AttachOptions::partition => "--partition";
     DetachOptions::force => "--force";
     DetachOptions::unmount => "--unmount";
+    PoolCreateOptions::force => "--force";
+    PoolOptions::force_degraded => "--force-degraded";
     ServerOptions::insecure_writes => "--insecure-writes";
     ServerOptions::secrets => "--secrets";
     ServerOptions::tls => "--tls-certificates";

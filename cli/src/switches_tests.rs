@@ -10,7 +10,8 @@ use std::{
 };
 
 /// The libraries that other programs use.
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 14] = [
+    "space/src",
     "store/src",
     "format/src",
     "volume/src",

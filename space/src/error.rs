@@ -35,7 +35,7 @@ pub enum SpaceError {
     },
     /// A pool of this name is known already.
     #[error(
-        "a pool {name:?} is known on this machine already; choose another name, or remove it first: diskwright space export {name}"
+        "a pool {name:?} is known on this machine already; choose another name, or forget the known one: diskwright space export {name}"
     )]
     NameTaken {
         /// The name.
@@ -58,7 +58,7 @@ pub enum SpaceError {
         why: String,
     },
     /// A file that is to become a member has contents.
-    #[error("{}: {found}; nothing was changed. To give it to the pool nevertheless, and lose its contents: --force", path.display())]
+    #[error("{}: {found}; nothing was changed. `PoolCreateOptions::force` gives it to the pool nevertheless, and its contents are lost", path.display())]
     HasContents {
         /// The file or device.
         path: PathBuf,
@@ -100,7 +100,7 @@ pub enum SpaceError {
         pool: String,
     },
     /// Members were changed without each other.
-    #[error("pool {pool}: its members have diverged: {} and {} were both changed without the other. Open it with only one of them (space import with its path), then add the other one anew with --force", path.display(), other.display())]
+    #[error("pool {pool}: its members have diverged: {} and {} were both changed without the other. Open it with only one of them (space import with its path), then add the other one anew with `PoolCreateOptions::force`", path.display(), other.display())]
     Diverged {
         /// Name of the pool.
         pool: String,
@@ -158,6 +158,16 @@ pub enum SpaceError {
         pool: String,
         /// What is wrong.
         why: String,
+    },
+    /// The caller stopped a drain or a rebuild. What has moved stays where it is.
+    #[error("pool {pool}: stopped; {done} of {total} slabs have moved. Run it again to go on")]
+    Stopped {
+        /// Name of the pool.
+        pool: String,
+        /// Slabs that have moved.
+        done: u64,
+        /// Slabs that had to move.
+        total: u64,
     },
     /// The request makes no sense for this pool.
     #[error("{what}")]

@@ -64,6 +64,7 @@ impl SpaceFile {
             return Err(failed(io::ErrorKind::ReadOnlyFilesystem.into()));
         }
         take_lock(&file, LockMode::None, mode, &path)?;
+        lock(&file.openers).stores += 1;
         let (lock, length_changed) = (std::sync::Mutex::new(mode), AtomicU64::new(0));
         let (pool, name) = (Arc::clone(pool), path);
         Ok(Arc::new(Self { pool, file, name, is_writable: writable, lock, length_changed }))
@@ -301,6 +302,13 @@ impl Drop for SpaceFile {
     fn drop(&mut self) {
         let held = *lock(&self.lock);
         let _ = take_lock(&self.file, held, LockMode::None, &self.name);
+        let mut openers = lock(&self.file.openers);
+        openers.stores -= 1;
+        let is_gone = openers.is_unnamed && openers.stores == 0;
+        drop(openers);
+        if is_gone {
+            self.pool.remove_unnamed(&self.file);
+        }
     }
 }
 
@@ -312,10 +320,14 @@ pub(crate) fn identity_of(pool: &Pool) -> u64 {
 /// Changes the lock of a file from one mode to another.
 fn take_lock(file: &FileState, held: LockMode, wanted: LockMode, path: &Path) -> Result<(), OpenError> {
     let mut openers = lock(&file.openers);
+    if openers.is_unnamed && held == LockMode::None && wanted != LockMode::None {
+        let source = io::ErrorKind::NotFound.into();
+        return Err(OpenError::Io { doing: "open", path: path.to_owned(), source });
+    }
     let others = match held {
         LockMode::Exclusive => 0,
-        LockMode::Shared => openers.saturating_sub(1),
-        LockMode::None => *openers,
+        LockMode::Shared => openers.locks.saturating_sub(1),
+        LockMode::None => openers.locks,
     };
     let after = match wanted {
         LockMode::None => Some(others),
@@ -324,7 +336,7 @@ fn take_lock(file: &FileState, held: LockMode, wanted: LockMode, path: &Path) ->
     };
     let purpose = if wanted == LockMode::Exclusive { "writing" } else { "reading" };
     let holder = " by this process".to_owned();
-    *openers = after.ok_or_else(|| OpenError::Locked { path: path.to_owned(), purpose, holder })?;
+    openers.locks = after.ok_or_else(|| OpenError::Locked { path: path.to_owned(), purpose, holder })?;
     Ok(())
 }
 

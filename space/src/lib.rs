@@ -34,7 +34,7 @@ pub use file::{SpaceFile, uri};
 pub use names::{PATIENCE, SCHEME, Spaces, split};
 pub use pool::{
     NewFile, Pool,
-    create::{CreateOptions, NewMember, SLAB_BYTES_DEFAULT},
+    create::{NewMember, PoolCreateOptions, SLAB_BYTES_DEFAULT},
     drain::Moved,
     open::PoolOptions,
     status::{DiskStatus, Health, MemberStatus, Status},

@@ -193,6 +193,15 @@ impl FileSystem for Spaces {
         pool.rename_file(&name, &new, replace).map_err(|error| error.to_io())
     }
 
+    fn link(&self, existing: &Path, new: &Path) -> io::Result<()> {
+        let (pool, name) = self.at(existing, true).map_err(|error| error.to_io())?;
+        let (other, new) = self.at(new, true).map_err(|error| error.to_io())?;
+        if pool.id() != other.id() {
+            return Err(io::ErrorKind::CrossesDevices.into());
+        }
+        pool.link_file(&name, &new).map_err(|error| error.to_io())
+    }
+
     fn remove(&self, path: &Path) -> io::Result<()> {
         let (pool, name) = self.at(path, true).map_err(|error| error.to_io())?;
         pool.remove_file(&name).map_err(|error| error.to_io())

@@ -68,10 +68,20 @@ pub(crate) struct FileState {
     pub(crate) table: SlabTable,
     /// Where the next slab of a sequential writer would be, and how many were allocated last.
     pub(crate) ahead: Mutex<(u32, u32)>,
-    /// Stores that have it open: a writer counts as `u32::MAX`.
-    pub(crate) openers: Mutex<u32>,
+    pub(crate) openers: Mutex<Openers>,
     /// Slabs that are mapped.
     pub(crate) mapped: AtomicU32,
+}
+
+/// Who has a file open.
+#[derive(Debug, Default)]
+pub(crate) struct Openers {
+    /// Stores that have it open.
+    pub(crate) stores: u32,
+    /// Locks: an exclusive one counts as `u32::MAX`.
+    pub(crate) locks: u32,
+    /// It has no name any more, and goes when the last store is closed.
+    pub(crate) is_unnamed: bool,
 }
 
 /// What the decisions about the map need; guarded by the `state` lock.
@@ -266,63 +276,114 @@ impl Pool {
         self.named(committed, "record the new disk")
     }
 
-    /// Removes a file, durably. Its slabs are free afterwards.
+    /// Removes a name of a file, durably. With the last name the file is gone, and its slabs are
+    /// free; but not before the last store that has it open is closed.
     ///
     /// # Errors
-    /// [`SpaceError::Disk`] if there is none; [`SpaceError::Usage`] while it is open.
+    /// [`SpaceError::Disk`] if there is none.
     pub fn remove_file(&self, name: &str) -> Result<()> {
         self.require_writable()?;
-        let file = self.file_named(name).ok_or_else(|| self.no_file(name))?;
-        let mut openers = lock(&file.openers);
-        if *openers > 0 {
-            let what = format!("space://{}/{name}: it is open, so it cannot be removed", self.name);
-            return Err(SpaceError::Usage { what });
-        }
-        // Nobody can open it from now on.
-        *openers = u32::MAX;
-        drop(openers);
         let mut state = lock(&self.state);
-        let ticket = self.append(&mut state, &Change::Removed { file: file.number });
+        let mut changes = Vec::new();
+        let unnamed = self.unname(&state, name, &mut changes)?;
+        let ticket = self.append_together(&mut state, &changes);
         drop(state);
-        let committed = self.wait(ticket);
-        if committed.is_err() {
-            *lock(&file.openers) = 0;
-        }
-        self.named(committed, "record the removal")
+        self.settled(self.wait(ticket), unnamed, "record the removal")
     }
 
-    /// Gives a file another name, durably. An existing file at `to` is replaced if `replace`.
+    /// Gives a file another name, durably. An existing file at `to` is replaced if `replace`, as by
+    /// [`Pool::remove_file`].
     ///
     /// # Errors
     /// As [`Pool::create_file`] and [`Pool::remove_file`].
     pub fn rename_file(&self, from: &str, to: &str, replace: bool) -> Result<()> {
         self.require_writable()?;
         check_name(to)?;
-        let file = self.file_named(from).ok_or_else(|| self.no_file(from))?;
         let mut state = lock(&self.state);
-        let old = state.names.get(to).copied().filter(|&old| old != file.number);
-        if let Some(old) = old {
+        let file = self.named_in(&state, from)?;
+        let old = state.names.get(to).copied();
+        if from == to || old == Some(file.number) {
+            // As rename(2) does with two names of one file.
+            return Ok(());
+        }
+        let mut changes = Vec::new();
+        let mut unnamed = None;
+        if old.is_some() {
             if !replace {
                 return Err(SpaceError::Disk { pool: self.name.clone(), name: to.to_owned(), exists: true });
             }
-            let old = self.file(old).ok_or_else(|| self.no_file(to))?;
-            let mut openers = lock(&old.openers);
-            if *openers > 0 {
-                let what = format!("space://{}/{to}: it is open, so it cannot be replaced", self.name);
-                return Err(SpaceError::Usage { what });
-            }
-            *openers = u32::MAX;
+            unnamed = self.unname(&state, to, &mut changes)?;
         }
-        let (len_bytes, copies, tier) = (file.len_bytes.load(Ordering::Acquire), file.copies, file.tier);
-        // Both changes are in one block, so a power cut leaves both or none.
-        let change = Change::File { file: file.number, len_bytes, copies, tier, name: to };
-        let ticket = match old {
-            Some(old) => self.append_together(&mut state, &[Change::Removed { file: old }, change]),
-            None => self.append(&mut state, &change),
-        };
+        changes.push(Change::Named { file: file.number, name: to });
+        changes.push(Change::Unnamed { name: from });
+        // All changes are in one block, so a power cut leaves all or none.
+        let ticket = self.append_together(&mut state, &changes);
         drop(state);
-        let committed = self.wait(ticket);
-        self.named(committed, "record the new name")
+        self.settled(self.wait(ticket), unnamed, "record the new name")
+    }
+
+    /// Adds the changes that take a name from its file. With the last name the file is marked, so
+    /// that it cannot be opened any more; it is returned.
+    fn unname<'a>(
+        &self,
+        state: &State,
+        name: &'a str,
+        changes: &mut Vec<Change<'a>>,
+    ) -> Result<Option<Arc<FileState>>> {
+        let file = self.named_in(state, name)?;
+        changes.push(Change::Unnamed { name });
+        if state.names.values().filter(|&&number| number == file.number).count() > 1 {
+            return Ok(None);
+        }
+        let mut openers = lock(&file.openers);
+        if openers.is_unnamed {
+            return Err(self.no_file(name));
+        }
+        openers.is_unnamed = true;
+        if openers.stores == 0 {
+            changes.push(Change::Removed { file: file.number });
+        }
+        drop(openers);
+        Ok(Some(file))
+    }
+
+    /// Removes a file that has no name, since its last store was closed.
+    pub(crate) fn remove_unnamed(&self, file: &FileState) {
+        let mut state = lock(&self.state);
+        if self.is_writable && self.file(file.number).is_some() {
+            // Durable with the next commit; at the latest when the pool is opened again.
+            self.append(&mut state, &Change::Removed { file: file.number });
+        }
+    }
+
+    /// Gives a file a second name, durably.
+    ///
+    /// # Errors
+    /// As [`Pool::create_file`].
+    pub fn link_file(&self, existing: &str, new: &str) -> Result<()> {
+        self.require_writable()?;
+        check_name(new)?;
+        let mut state = lock(&self.state);
+        let file = self.named_in(&state, existing)?;
+        if state.names.contains_key(new) {
+            return Err(SpaceError::Disk { pool: self.name.clone(), name: new.to_owned(), exists: true });
+        }
+        let ticket = self.append(&mut state, &Change::Named { file: file.number, name: new });
+        drop(state);
+        self.settled(self.wait(ticket), None, "record the second name")
+    }
+
+    fn named_in(&self, state: &State, name: &str) -> Result<Arc<FileState>> {
+        let number = state.names.get(name).ok_or_else(|| self.no_file(name))?;
+        self.file(*number).ok_or_else(|| self.no_file(name))
+    }
+
+    /// The result of a change of names. A file that was to go stays if the change failed.
+    fn settled(&self, result: io::Result<()>, unnamed: Option<Arc<FileState>>, doing: &'static str) -> Result<()> {
+        if let (Err(_), Some(file)) = (&result, unnamed) {
+            lock(&file.openers).is_unnamed = false;
+        }
+        self.named(result, doing)
     }
 
     pub(crate) fn no_file(&self, name: &str) -> SpaceError {

@@ -1,6 +1,8 @@
 //! Pools on files of a temporary folder, as their users see them: through stores and block queues.
 
-use crate::{Class, CreateOptions, Health, NewFile, NewMember, Pool, PoolOptions, Result, SpaceError, SpaceFile, Tier};
+use crate::{
+    Class, Health, NewFile, NewMember, Pool, PoolCreateOptions, PoolOptions, Result, SpaceError, SpaceFile, Tier,
+};
 use diskwright_store::{BlockDevice, Blocking, EngineKind, FileRange, LockMode, RawDevice, Store, Zeroing};
 use std::{
     fs,
@@ -31,7 +33,7 @@ impl Bench {
     fn create(&self) -> Result<uuid::Uuid> {
         let member = |path: &PathBuf| NewMember { path: path.clone(), class: Class::Ssd };
         let members: Vec<NewMember> = self.paths.iter().map(member).collect();
-        Pool::create("vault", &members, &CreateOptions { slab_bytes: SLAB, ..CreateOptions::default() })
+        Pool::create("vault", &members, &PoolCreateOptions { slab_bytes: SLAB, ..PoolCreateOptions::default() })
     }
 
     fn open_with(&self, options: &PoolOptions) -> Result<Arc<Pool>> {
@@ -264,7 +266,7 @@ fn histories_that_diverged_are_refused() {
     for (number, path) in (0_u8..).zip(&bench.paths) {
         let alone = std::slice::from_ref(path);
         let refused = Pool::open(alone, &PoolOptions { writable: true, ..PoolOptions::default() }).unwrap_err();
-        assert!(refused.to_string().contains("--force-degraded"), "{refused}");
+        assert!(refused.to_string().contains("`PoolOptions::force_degraded`"), "{refused}");
         let pool = Arc::new(Pool::open(alone, &forced).unwrap());
         file(&pool).write_at(&[10 + number], 0).unwrap();
     }
@@ -297,13 +299,13 @@ fn wrong_members_are_refused_by_name() {
     let refused = Pool::open(std::slice::from_ref(&clone), &options).unwrap_err();
     assert!(matches!(refused, SpaceError::NotAMember { .. }), "{refused}");
     let member = |path: &Path| [NewMember { path: path.to_owned(), class: Class::Hdd }];
-    let refused = Pool::create("x", &member(&bench.paths[0]), &CreateOptions::default()).unwrap_err();
+    let refused = Pool::create("x", &member(&bench.paths[0]), &PoolCreateOptions::default()).unwrap_err();
     assert!(refused.to_string().contains("it is a member of the pool vault"), "{refused}");
     fs::write(&clone, b"data").unwrap();
     fs::OpenOptions::new().write(true).open(&clone).unwrap().set_len(MIB).unwrap();
-    let refused = Pool::create("x", &member(&clone), &CreateOptions::default()).unwrap_err();
+    let refused = Pool::create("x", &member(&clone), &PoolCreateOptions::default()).unwrap_err();
     assert!(matches!(refused, SpaceError::HasContents { .. }), "{refused}");
-    let force = CreateOptions { force: true, ..CreateOptions::default() };
+    let force = PoolCreateOptions { force: true, ..PoolCreateOptions::default() };
     assert!(matches!(Pool::create("x", &member(&clone), &force).unwrap_err(), SpaceError::TooSmall { .. }));
     // A pool of which one superblock is damaged is opened by the other one.
     let mut bytes = fs::read(&bench.paths[0]).unwrap();
@@ -325,15 +327,28 @@ fn names_are_created_renamed_and_removed() {
     assert!(pool.rename_file("new", "disk", false).is_err());
     let open = file(&pool);
     open.relock(LockMode::Shared).unwrap();
-    let refused = pool.rename_file("new", "disk", true).unwrap_err();
-    assert!(refused.to_string().contains("it is open"), "{refused}");
     assert!(SpaceFile::open(&pool, "disk", true, LockMode::Exclusive).is_err());
-    drop(open);
     let free = pool.status().members[0].free_bytes;
     pool.rename_file("new", "disk", true).unwrap();
     assert_eq!(pool.names(), ["disk"]);
+    // The old one is open: it is there until it is closed.
+    let mut bytes = [0; 8];
+    open.read_at(&mut bytes, 0).unwrap();
+    assert_eq!((&bytes, pool.status().members[0].free_bytes), (b"old disk", free));
+    let crashed = bench.snapshot("crashed");
+    assert!(crashed.open().status().members[0].free_bytes > free, "after a crash it is gone");
+    drop(open);
+    pool.tick().unwrap();
     assert!(pool.status().members[0].free_bytes > free, "the slabs of the replaced disk are free");
     assert_eq!(file(&pool).len_bytes().unwrap(), 0);
+    // A second name is the same file, which stays until the last name is gone.
+    pool.link_file("disk", "again").unwrap();
+    assert!(pool.link_file("disk", "again").is_err());
+    file(&pool).write_at(b"one file", 0).unwrap();
+    pool.rename_file("disk", "other", false).unwrap();
+    pool.remove_file("other").unwrap();
+    pool.rename_file("again", "disk", false).unwrap();
+    assert_eq!((pool.names(), contents(&file(&pool))), (vec!["disk".to_owned()], b"one file".to_vec()));
     pool.remove_file("disk").unwrap();
     assert!(matches!(pool.remove_file("disk").unwrap_err(), SpaceError::Disk { exists: false, .. }));
     drop(pool);
@@ -419,8 +434,8 @@ fn members_join_and_leave_and_lost_copies_are_rebuilt() {
     let third = bench.dir.path().join("third");
     fs::File::create(&third).unwrap().set_len(32 * MIB).unwrap();
     let member = NewMember { path: third.clone(), class: Class::Ssd };
-    pool.add_members(std::slice::from_ref(&member), &CreateOptions::default()).unwrap();
-    let refused = pool.add_members(&[member], &CreateOptions::default()).unwrap_err();
+    pool.add_members(std::slice::from_ref(&member), &PoolCreateOptions::default()).unwrap();
+    let refused = pool.add_members(&[member], &PoolCreateOptions::default()).unwrap_err();
     assert!(refused.to_string().contains("in use"), "{refused}");
     bench.paths.push(third);
     assert!(pool.status().members.iter().all(|member| member.has_journal));
@@ -447,7 +462,7 @@ fn members_join_and_leave_and_lost_copies_are_rebuilt() {
     let pool = bench.open_with(&forced).unwrap();
     assert!(pool.status().is_degraded());
     assert!(pool.rebuild(&mut |_| true).unwrap() > 0, "there is no member for the second copies");
-    pool.add_members(&[NewMember { path: fourth.clone(), class: Class::Ssd }], &CreateOptions::default()).unwrap();
+    pool.add_members(&[NewMember { path: fourth.clone(), class: Class::Ssd }], &PoolCreateOptions::default()).unwrap();
     assert_eq!(pool.rebuild(&mut |_| true).unwrap(), 0);
     pool.remove_member("1", &mut |_| true).unwrap();
     assert!(!pool.status().is_degraded() && contents(&file(&pool)) == model);

@@ -27,4 +27,5 @@ pub mod resize;
 pub mod serve;
 pub mod serve_ctl;
 pub mod snapshot;
+pub mod space;
 pub mod track;

@@ -12,6 +12,8 @@
 //!   7 unmap    0 file  4 first index  8 number of slabs    the slabs are free
 //!   8 lost     0 member (u8)
 //!   9 back     0 member (u8)
+//!   10 named   0 file  4 name                  the file has this name too
+//!   11 unnamed 0 name                          the file has this name no more; another one stays
 //! ```
 //!
 //! Numbers without a type are of 32 bits. A file's slab has an index: the offset in the file
@@ -134,6 +136,18 @@ pub enum Change<'a> {
         /// Number of slabs.
         count: u32,
     },
+    /// A file has another name too.
+    Named {
+        /// Number of the file.
+        file: u32,
+        /// The name.
+        name: &'a str,
+    },
+    /// A name of a file that has others is gone.
+    Unnamed {
+        /// The name.
+        name: &'a str,
+    },
     /// A member is lost.
     Lost {
         /// Number of the member.
@@ -240,6 +254,15 @@ impl Change<'_> {
                 put(out, &[*file, *first, *count]);
                 7
             }
+            Self::Named { file, name } => {
+                put(out, &[*file]);
+                out.extend_from_slice(name.as_bytes());
+                10
+            }
+            Self::Unnamed { name } => {
+                out.extend_from_slice(name.as_bytes());
+                11
+            }
             Self::Lost { member } => {
                 out.push(*member);
                 8
@@ -309,18 +332,22 @@ fn parse(bytes: &[u8]) -> Result<(Change<'_>, usize)> {
         Some(state) => Ok(state),
         None => invalid(4 + at, "an unknown state of a slab".into(), "1 or 2"),
     };
+    let name = |at: usize| match body.get(at..).map(std::str::from_utf8) {
+        Some(Ok(name)) if !name.is_empty() && name.len() <= NAME_BYTES_MAX => Ok(name),
+        _ => invalid(4 + at, "a name that is empty, too long or not UTF-8".into(), "a name"),
+    };
     let change = match kind {
         1 => {
-            expects((14..=14 + NAME_BYTES_MAX).contains(&len))?;
-            let (copies, name) = (body[12], std::str::from_utf8(&body[14..]).unwrap_or_default());
+            expects(len > 14)?;
+            let (copies, name) = (body[12], name(14)?);
             let tier = match body[13] {
                 0 => Tier::Any,
                 1 => Tier::Fast,
                 2 => Tier::Slow,
                 other => return invalid(17, format!("tier {other}"), "0 to 2"),
             };
-            if name.is_empty() || !(1..=COPIES_MAX).contains(&usize::from(copies)) {
-                return invalid(16, format!("a file with {copies} copies and the name {name:?}"), "1 to 3, and a name");
+            if !(1..=COPIES_MAX).contains(&usize::from(copies)) {
+                return invalid(16, format!("a file with {copies} copies"), "1 to 3");
             }
             Change::File { file, len_bytes: u64_at(body, 4), copies, tier, name }
         }
@@ -359,7 +386,12 @@ fn parse(bytes: &[u8]) -> Result<(Change<'_>, usize)> {
         }
         8 => Change::Lost { member: member(body)? },
         9 => Change::Back { member: member(body)? },
-        other => return invalid(0, format!("kind {other} of a change"), "1 to 9"),
+        10 => {
+            expects(len > 4)?;
+            Change::Named { file, name: name(4)? }
+        }
+        11 => Change::Unnamed { name: name(0)? },
+        other => return invalid(0, format!("kind {other} of a change"), "1 to 11"),
     };
     Ok((change, HEAD_BYTES + len))
 }
@@ -392,6 +424,8 @@ mod tests {
             Change::Unmap { file: 1, first: 2, count: 3 },
             Change::Lost { member: 63 },
             Change::Back { member: 0 },
+            Change::Named { file: 3, name: "another" },
+            Change::Unnamed { name: "a disk.vhdx" },
         ];
         let mut bytes = Vec::new();
         changes.iter().for_each(|change| change.put(&mut bytes));

@@ -2,14 +2,17 @@
 //! applies all of them again: by the same code, so both give the same map.
 
 use super::{FileState, Pool, State};
-use crate::free::FreeSlabs;
+use crate::{free::FreeSlabs, slab_table::SlabTable};
 use diskwright_format::space::{
     Copy,
     change::{Change, SlabState},
 };
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    atomic::{AtomicU32, AtomicU64, Ordering},
+use std::{
+    ops::Range,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
 };
 
 /// Whether slabs that a change maps are still to be taken from the free ones.
@@ -22,80 +25,94 @@ pub(crate) enum Taking {
 }
 
 impl Pool {
-    /// Applies a change. The error says what contradicts the map; nothing is applied then.
+    /// Applies a change. The error says what contradicts the map.
     pub(crate) fn apply(&self, state: &mut State, change: &Change<'_>, taking: Taking) -> Result<(), String> {
         match *change {
             Change::File { file, len_bytes, copies, tier, name } => {
+                let (table, mapped) = (SlabTable::default(), AtomicU32::new(0));
+                let len_bytes = AtomicU64::new(len_bytes);
+                let (ahead, openers) = (Mutex::new((0, 0)), Mutex::default());
+                let new = FileState { number: file, len_bytes, copies, tier, table, ahead, openers, mapped };
                 let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
-                if let Some(known) = files.get(&file) {
-                    known.len_bytes.store(len_bytes, Ordering::Release);
-                    state.names.retain(|_, number| *number != file);
-                } else {
-                    let (table, mapped) = (Default::default(), AtomicU32::new(0));
-                    let len_bytes = AtomicU64::new(len_bytes);
-                    let (ahead, openers) = (Mutex::new((0, 0)), Mutex::new(0));
-                    let new = FileState { number: file, len_bytes, copies, tier, table, ahead, openers, mapped };
-                    files.insert(file, Arc::new(new));
-                }
-                if state.names.insert(name.to_owned(), file).is_some_and(|other| other != file) {
-                    return Err(format!("two files have the name {name:?}"));
+                if files.insert(file, Arc::new(new)).is_some() {
+                    return Err(format!("file {file} was created twice"));
                 }
                 state.next_file = state.next_file.max(file.saturating_add(1));
+                give_name(state, file, name)
             }
-            Change::Length { file, len_bytes } => self.known(file)?.len_bytes.store(len_bytes, Ordering::Release),
-            Change::Removed { file } => {
-                let known = self.known(file)?;
-                for (index, entry) in known.table.mapped(0..1 << 32) {
-                    free_copies(&mut state.free, entry.load().copies().into_iter().flatten());
-                    entry.unmap();
-                    state.dirty.remove(&(file, index));
-                }
-                self.files.write().unwrap_or_else(PoisonError::into_inner).remove(&file);
-                state.names.retain(|_, number| *number != file);
-            }
-            Change::Slabs { file, first, slabs } => {
-                let known = self.known(file)?;
-                for (index, (slab_state, bits)) in (first..).zip(slabs.iter()) {
-                    let entry = known.table.entry(index);
-                    let before = entry.load();
-                    let old = before.copies();
-                    let new = bits.map(Copy::from_bits);
-                    if taking == Taking::Free {
-                        let added = new.iter().flatten().filter(|&copy| !old.contains(&Some(*copy)));
-                        take_copies(&mut state.free, added)?;
-                    }
-                    entry.map(slab_state, bits);
-                    free_copies(&mut state.free, old.into_iter().flatten().filter(|&copy| !new.contains(&Some(copy))));
-                    if before.state().is_none() {
-                        known.mapped.fetch_add(1, Ordering::Relaxed);
-                    }
-                    note_dirty(state, file, index, slab_state);
-                }
-            }
-            Change::State { file, first, count, state: slab_state } => {
-                let known = self.known(file)?;
-                let lost = state.lost_in_map;
-                for (index, entry) in known.table.mapped(u64::from(first)..u64::from(first) + u64::from(count)) {
-                    if entry.set_state(slab_state, lost) {
-                        note_dirty(state, file, index, slab_state);
-                    }
-                }
-            }
-            Change::Stale { file, index, mask } => self.known(file)?.table.entry(index).set_stale(mask),
-            Change::Unmap { file, first, count } => {
-                let known = self.known(file)?;
-                for (index, entry) in known.table.mapped(u64::from(first)..u64::from(first) + u64::from(count)) {
-                    free_copies(&mut state.free, entry.load().copies().into_iter().flatten());
-                    entry.unmap();
-                    known.mapped.fetch_sub(1, Ordering::Relaxed);
-                    state.dirty.remove(&(file, index));
-                }
+            Change::Unnamed { name } => {
+                state.names.remove(name);
+                Ok(())
             }
             Change::Lost { member } => {
                 state.lost_in_map |= 1 << member;
                 self.mark_dirty_stale(state);
+                Ok(())
             }
-            Change::Back { member } => state.lost_in_map &= !(1 << member),
+            Change::Back { member } => {
+                state.lost_in_map &= !(1 << member);
+                Ok(())
+            }
+            Change::Length { file, .. }
+            | Change::Removed { file }
+            | Change::Slabs { file, .. }
+            | Change::State { file, .. }
+            | Change::Stale { file, .. }
+            | Change::Unmap { file, .. }
+            | Change::Named { file, .. } => match self.file(file) {
+                Some(known) => self.apply_to(state, &known, change, taking),
+                // Work on a file may be under way while it is removed.
+                None => {
+                    if let (Change::Slabs { slabs, .. }, Taking::Taken) = (change, taking) {
+                        let copies = slabs.iter().flat_map(|(_, bits)| bits).filter_map(Copy::from_bits);
+                        free_copies(&mut state.free, copies);
+                    }
+                    Ok(())
+                }
+            },
+        }
+    }
+
+    fn apply_to(&self, state: &mut State, file: &FileState, change: &Change<'_>, taking: Taking) -> Result<(), String> {
+        let number = file.number;
+        let range = |first: u32, count: u32| u64::from(first)..u64::from(first) + u64::from(count);
+        match *change {
+            // In memory the file has the length since the change was appended, or a newer one.
+            Change::Length { len_bytes, .. } if taking == Taking::Free => {
+                file.len_bytes.store(len_bytes, Ordering::Release);
+            }
+            Change::Named { name, .. } => give_name(state, number, name)?,
+            Change::Removed { .. } => {
+                unmap(state, file, 0..1 << 32);
+                self.files.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
+                state.names.retain(|_, other| *other != number);
+            }
+            Change::Slabs { first, slabs, .. } => {
+                for (index, (slab_state, bits)) in (first..).zip(slabs.iter()) {
+                    let entry = file.table.entry(index);
+                    let before = entry.load();
+                    let (old, new) = (before.copies(), bits.map(Copy::from_bits));
+                    if taking == Taking::Free {
+                        take_copies(&mut state.free, new.iter().flatten().filter(|&copy| !old.contains(&Some(*copy))))?;
+                    }
+                    entry.map(slab_state, bits);
+                    free_copies(&mut state.free, old.into_iter().flatten().filter(|&copy| !new.contains(&Some(copy))));
+                    if before.state().is_none() {
+                        file.mapped.fetch_add(1, Ordering::Relaxed);
+                    }
+                    note_dirty(state, number, index, slab_state);
+                }
+            }
+            Change::State { first, count, state: slab_state, .. } => {
+                for (index, entry) in file.table.mapped(range(first, count)) {
+                    if entry.set_state(slab_state, state.lost_in_map) {
+                        note_dirty(state, number, index, slab_state);
+                    }
+                }
+            }
+            Change::Stale { index, mask, .. } => file.table.entry(index).set_stale(mask),
+            Change::Unmap { first, count, .. } => unmap(state, file, range(first, count)),
+            _ => {}
         }
         Ok(())
     }
@@ -109,9 +126,22 @@ impl Pool {
             }
         }
     }
+}
 
-    fn known(&self, file: u32) -> Result<Arc<FileState>, String> {
-        self.file(file).ok_or_else(|| format!("a change of file {file}, which does not exist"))
+fn give_name(state: &mut State, file: u32, name: &str) -> Result<(), String> {
+    match state.names.insert(name.to_owned(), file) {
+        Some(other) if other != file => Err(format!("two files have the name {name:?}")),
+        _ => Ok(()),
+    }
+}
+
+/// Unmaps slabs. Their copies are free.
+fn unmap(state: &mut State, file: &FileState, slabs: Range<u64>) {
+    for (index, entry) in file.table.mapped(slabs) {
+        free_copies(&mut state.free, entry.load().copies().into_iter().flatten());
+        entry.unmap();
+        file.mapped.fetch_sub(1, Ordering::Relaxed);
+        state.dirty.remove(&(file.number, index));
     }
 }
 

@@ -12,7 +12,7 @@ use diskwright_format::space::{
     change::{Change, Changes, SlabRun, SlabState},
     journal::{CHANGES_BYTES_MAX, Checkpoint},
 };
-use std::{io, sync::PoisonError, sync::atomic::Ordering};
+use std::{collections::BTreeSet, io, sync::PoisonError, sync::atomic::Ordering};
 
 /// Number of a change, for [`Pool::wait`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -159,8 +159,18 @@ impl Pool {
     pub(super) fn whole_map(&self) -> Vec<u8> {
         let state = lock(&self.state);
         let mut out = Vec::new();
-        let names = state.names.iter().filter_map(|(name, number)| Some((name, self.file(*number)?)));
-        for (name, file) in names {
+        let names = state.names.iter().filter_map(|(name, number)| Some((name.clone(), self.file(*number)?)));
+        let named: BTreeSet<u32> = state.names.values().copied().collect();
+        // A file without a name that is still open needs one to be described.
+        let unnamed = self.all_files().into_iter().filter(|file| !named.contains(&file.number));
+        let unnamed = unnamed.map(|file| (format!("/{}", file.number), file));
+        let mut known = BTreeSet::new();
+        for (name, file) in names.chain(unnamed) {
+            let name = &name[..];
+            if !known.insert(file.number) {
+                Change::Named { file: file.number, name }.put(&mut out);
+                continue;
+            }
             let (number, len_bytes) = (file.number, file.len_bytes.load(Ordering::Acquire));
             Change::File { file: number, len_bytes, copies: file.copies, tier: file.tier, name }.put(&mut out);
             let mut run = Run { file: number, first: 0, copies: 0, count: 0, bytes: Vec::new() };
@@ -184,6 +194,9 @@ impl Pool {
                 }
             }
             run.put(&mut out);
+            if !named.contains(&number) {
+                Change::Unnamed { name }.put(&mut out);
+            }
         }
         // After the slabs: what was dirty then is stale already where it has to be.
         let lost = state.lost_in_map;

@@ -38,7 +38,7 @@ pub struct NewMember {
 
 /// How a pool is created.
 #[derive(Debug, Clone)]
-pub struct CreateOptions {
+pub struct PoolCreateOptions {
     /// Size of a slab in bytes: a power of two from 256 KiB to 64 MiB.
     pub slab_bytes: u64,
     /// Copies that a new disk has if nothing else is said; `None` for 2, or 1 with one member.
@@ -49,7 +49,7 @@ pub struct CreateOptions {
     pub files: Files,
 }
 
-impl Default for CreateOptions {
+impl Default for PoolCreateOptions {
     fn default() -> Self {
         Self { slab_bytes: SLAB_BYTES_DEFAULT, copies: None, force: false, files: Files::default() }
     }
@@ -61,7 +61,7 @@ impl Pool {
     /// # Errors
     /// [`SpaceError::HasContents`], [`SpaceError::TooSmall`], [`SpaceError::BadName`],
     /// [`SpaceError::Usage`]; nothing was changed then. [`SpaceError::Io`] while writing.
-    pub fn create(name: &str, members: &[NewMember], options: &CreateOptions) -> Result<Uuid> {
+    pub fn create(name: &str, members: &[NewMember], options: &PoolCreateOptions) -> Result<Uuid> {
         check_name(name)?;
         let slab_shift = options.slab_bytes.trailing_zeros() as u8;
         if !options.slab_bytes.is_power_of_two() || !SLAB_SHIFTS.contains(&slab_shift) {
@@ -140,7 +140,7 @@ impl Pool {
 }
 
 /// Opens files and devices that are to become members.
-fn open_new(members: &[NewMember], options: &CreateOptions) -> Result<Vec<MemberFile>> {
+fn open_new(members: &[NewMember], options: &PoolCreateOptions) -> Result<Vec<MemberFile>> {
     let opened: Vec<MemberFile> =
         members.iter().map(|member| open_member(&member.path, true, &options.files)).collect::<Result<_>>()?;
     for (place, one) in opened.iter().enumerate() {
@@ -171,7 +171,7 @@ impl Pool {
     ///
     /// # Errors
     /// As [`Pool::create`].
-    pub fn add_members(&self, members: &[NewMember], options: &CreateOptions) -> Result<()> {
+    pub fn add_members(&self, members: &[NewMember], options: &PoolCreateOptions) -> Result<()> {
         self.require_writable()?;
         let opened = open_new(members, options)?;
         for one in &opened {

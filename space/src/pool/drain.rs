@@ -130,11 +130,7 @@ impl Pool {
         let failed = |error| SpaceError::io("move its slabs away", Path::new(&shown), error);
         for (done, (file, index)) in (0..).zip(slabs) {
             if !progress(Moved { done, total, slab_bytes: self.slab_bytes() }) {
-                let what = format!(
-                    "pool {}: stopped; {done} of {total} slabs of {shown} were moved. Run it again to go on",
-                    self.name
-                );
-                return Err(SpaceError::Usage { what });
+                return Err(SpaceError::Stopped { pool: self.name.clone(), done, total });
             }
             self.move_away(file, index, number).map_err(failed)?;
         }

@@ -85,8 +85,8 @@ impl Pool {
             }
             if row.state == MemberState::Lost {
                 if superblock.is_earlier_than(&newest) != Some(true) {
-                    let why = "it was changed without the others, or is too old; its contents are not used. Give it to \
-                               the pool anew: space replace --force";
+                    let why = "it was changed without the others, or is too old; its contents are not used. Add it \
+                               anew with `PoolCreateOptions::force`, then remove its old entry";
                     warnings.push(format!("pool {name}: {}: {why}", file.path.display()));
                     continue;
                 }
@@ -106,7 +106,7 @@ impl Pool {
         if options.writable && present * 2 <= total && !options.force_degraded {
             let why = format!(
                 "only {present} of its {total} members are there, and the others may have been used without them. \
-                 Connect the others, or go on without them: --force-degraded"
+                 Connect the others, or go on without them with `PoolOptions::force_degraded`"
             );
             return Err(SpaceError::ReadOnly { pool: name, why });
         }
@@ -243,6 +243,9 @@ impl Pool {
         if is_changed || differs {
             self.write_superblocks().map_err(failed)?;
         }
+        let named: BTreeSet<u32> = lock(&self.state).names.values().copied().collect();
+        let unnamed = self.all_files().into_iter().filter(|file| !named.contains(&file.number));
+        unnamed.for_each(|file| self.remove_unnamed(&file));
         self.settle_areas()?;
         let compared = self.resync_dirty().map_err(failed)?;
         if compared > 0 {
