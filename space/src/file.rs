@@ -59,7 +59,7 @@ impl SpaceFile {
     pub(crate) fn open(pool: &Arc<Pool>, name: &str, writable: bool, mode: LockMode) -> Result<Arc<Self>, OpenError> {
         let path = uri(pool.name(), name);
         let failed = |source| OpenError::Io { doing: "open", path: path.clone(), source };
-        let file = pool.file_named(name).ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        let file = pool.file_named(name).ok_or_else(|| failed(not_found()))?;
         if writable && !pool.is_writable() {
             return Err(failed(io::ErrorKind::ReadOnlyFilesystem.into()));
         }
@@ -312,6 +312,11 @@ impl Drop for SpaceFile {
     }
 }
 
+/// The error of a name that the pool does not have.
+pub(crate) fn not_found() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, "the pool has no such disk")
+}
+
 /// What stands for the device number of a file of a pool.
 pub(crate) fn identity_of(pool: &Pool) -> u64 {
     pool.id().as_u64_pair().0
@@ -321,7 +326,7 @@ pub(crate) fn identity_of(pool: &Pool) -> u64 {
 fn take_lock(file: &FileState, held: LockMode, wanted: LockMode, path: &Path) -> Result<(), OpenError> {
     let mut openers = lock(&file.openers);
     if openers.is_unnamed && held == LockMode::None && wanted != LockMode::None {
-        let source = io::ErrorKind::NotFound.into();
+        let source = not_found();
         return Err(OpenError::Io { doing: "open", path: path.to_owned(), source });
     }
     let others = match held {

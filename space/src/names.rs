@@ -14,7 +14,7 @@
 
 use crate::{
     error::{Result, SpaceError},
-    file::{SpaceFile, identity_of, uri},
+    file::{SpaceFile, identity_of, not_found, uri},
     pool::{NewFile, Pool, lock, open::PoolOptions},
     registry::{Known, Registry},
 };
@@ -221,13 +221,13 @@ impl FileSystem for Spaces {
         let (pool, name) = split(path).map_err(|error| error.to_io())?;
         let Some(name) = name else { return Ok(PathBuf::from(format!("{SCHEME}{pool}"))) };
         let open = self.pool(&pool, false).map_err(|error| error.to_io())?;
-        open.file_named(&name).ok_or(io::ErrorKind::NotFound)?;
+        open.file_named(&name).ok_or_else(not_found)?;
         Ok(uri(&pool, &name))
     }
 
     fn facts(&self, path: &Path) -> io::Result<FileFacts> {
         let (pool, name) = self.at(path, false).map_err(|error| error.to_io())?;
-        let file = pool.file_named(&name).ok_or(io::ErrorKind::NotFound)?;
+        let file = pool.file_named(&name).ok_or_else(not_found)?;
         Ok(FileFacts { identity: (identity_of(&pool), u64::from(file.number)), modified: None })
     }
 
