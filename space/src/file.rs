@@ -50,6 +50,22 @@ pub fn uri(pool: &str, name: &str) -> PathBuf {
     PathBuf::from(format!("space://{pool}/{name}"))
 }
 
+impl Pool {
+    /// Opens a file of the pool, with a lock against other opens in this process.
+    ///
+    /// # Errors
+    /// [`OpenError::Locked`] if another one has it open; [`OpenError::Io`] if it does not exist or
+    /// the pool is read-only.
+    pub fn open_file(
+        self: &Arc<Self>,
+        name: &str,
+        writable: bool,
+        lock: LockMode,
+    ) -> Result<Arc<SpaceFile>, OpenError> {
+        SpaceFile::open(self, name, writable, lock)
+    }
+}
+
 impl SpaceFile {
     /// Opens a file.
     ///

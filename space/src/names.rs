@@ -5,7 +5,7 @@
 //! ```
 //!
 //! A pool is opened when the first of its names is used, and stays open until [`Spaces::close`]. A
-//! thread then works for it once a second: dirty slabs become clean, stale copies are made equal.
+//! thread then works for it every two seconds: dirty slabs become clean, stale copies are made equal.
 //!
 //! A program that only reads also opens the pool for writing if it can, so that it may write
 //! another file of the pool later. If a member is missing, or the pool cannot be written, it is
@@ -14,7 +14,7 @@
 
 use crate::{
     error::{Result, SpaceError},
-    file::{SpaceFile, identity_of, not_found, uri},
+    file::{identity_of, not_found, uri},
     pool::{NewFile, Pool, lock, open::PoolOptions},
     registry::{Known, Registry},
 };
@@ -36,7 +36,10 @@ pub const SCHEME: &str = "space://";
 pub const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Time between two rounds of a pool's own work.
-const ROUND: Duration = Duration::from_secs(1);
+const ROUND: Duration = Duration::from_secs(2);
+
+/// The same while copies are being made: a round takes four times as long.
+const SHORT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The pools of a machine as a file system; see the module documentation.
 #[derive(Debug)]
@@ -153,11 +156,12 @@ fn keep(pool: &Arc<Pool>) {
     let name: String = name.chars().take(15).collect();
     // Without the thread slabs stay dirty, which costs time at the next open only.
     let _ = thread::Builder::new().name(name).spawn(move || {
+        let mut pause = ROUND;
         loop {
-            thread::sleep(ROUND);
+            thread::sleep(pause);
             let Some(pool) = weak.upgrade() else { return };
             match pool.tick() {
-                Ok(_) => {}
+                Ok(more) => pause = if more { SHORT_PAUSE } else { ROUND },
                 Err(error) => {
                     tracing::warn!("pool {}: {error}", pool.name());
                     return;
@@ -181,7 +185,7 @@ impl FileSystem for Spaces {
             let new = NewFile { len_bytes: 0, copies: pool.default_copies(), tier: Tier::Any };
             pool.create_file(&name, new).map_err(|error| open_error(path, error))?;
         }
-        Ok(SpaceFile::open(&pool, &name, options.writable, options.lock)?)
+        Ok(pool.open_file(&name, options.writable, options.lock)?)
     }
 
     fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {

@@ -277,8 +277,13 @@ impl SlabTable {
             while next < range.end.min(1 << 32) {
                 let index = next as u32;
                 match self.get(index) {
-                    // Nothing in this leaf.
-                    None => next = (next / LEAF + 1) * LEAF,
+                    // Nothing in this leaf, and perhaps nothing in its branch.
+                    None => {
+                        let (branch, _) = place_of(index);
+                        let is_empty = self.branches[branch].get().is_none();
+                        let next_leaf = if is_empty { (2 << branch) - 1 } else { next / LEAF + 1 };
+                        next = next_leaf * LEAF;
+                    }
                     Some(entry) => {
                         next += 1;
                         if entry.load().state().is_some() {

@@ -14,16 +14,17 @@
 
 use crate::{
     file::SpaceFile,
+    member::Member,
     pool::{Pool, lock},
     slab_table::{Entry, Slab},
 };
 use diskwright_format::space::{
     Copy,
     change::{Change, SlabRun, SlabState, Tier},
-    superblock::Class,
+    superblock::{Class, MemberState},
 };
-use diskwright_store::{FileRange, Zeroing, is_full};
-use std::{io, ops::Range};
+use diskwright_store::{FileRange, Store, Zeroing, is_full};
+use std::{io, ops::Range, sync::Arc};
 
 /// Most slabs that are allocated at once, and unmapped at once.
 const AHEAD_MAX: u32 = 64;
@@ -248,7 +249,7 @@ impl SpaceFile {
             for copies in &taken {
                 SlabRun::put(&mut bytes, SlabState::Dirty, copies.iter().copied());
             }
-            let slabs = SlabRun::new(self.file.copies, &bytes);
+            let slabs = SlabRun::new(taken.first().map_or(0, Vec::len) as u8, &bytes);
             let mut state = lock(self.pool_state());
             let ticket = self.pool.append(&mut state, &Change::Slabs { file: self.file.number, first, slabs });
             drop(state);
@@ -267,18 +268,21 @@ impl SpaceFile {
         Ok(())
     }
 
-    /// Takes free slabs, each with its copies on different members.
+    /// Takes free slabs, each with its copies on different members. While members are lost there are
+    /// fewer copies; they are added when there are enough members again.
     fn take_slabs(&self, count: u32) -> io::Result<Vec<Vec<Copy>>> {
         let mut state = lock(self.pool_state());
         let mut taken: Vec<Vec<Copy>> = Vec::new();
+        let is_active = |member: &&Arc<Member>| {
+            state.superblock.member(member.number).is_some_and(|row| row.state == MemberState::Active)
+        };
+        let active = self.pool.live_members().filter(is_active).count();
         for _ in 0..count {
             let mut order: Vec<(bool, u32, u8)> = Vec::new();
             for member in self.pool.live_members() {
                 let free = state.free[usize::from(member.number)].free();
                 let row = state.superblock.member(member.number);
-                if free > 0
-                    && row.is_some_and(|row| row.state == diskwright_format::space::superblock::MemberState::Active)
-                {
+                if free > 0 && row.is_some_and(|row| row.state == MemberState::Active) {
                     let is_wanted = match self.file.tier {
                         Tier::Any | Tier::Fast => member.class == Class::Ssd,
                         Tier::Slow => member.class == Class::Hdd,
@@ -287,7 +291,7 @@ impl SpaceFile {
                 }
             }
             order.sort_unstable();
-            let copies = usize::from(self.file.copies);
+            let copies = usize::from(self.file.copies).min(active).max(1);
             if order.len() < copies {
                 break;
             }
@@ -304,7 +308,7 @@ impl SpaceFile {
             state.free[usize::from(copy.member)].give_back(copy.slab);
         }
         drop(state);
-        let what = format!("pool {}: no free slabs on {} members", self.pool.name(), self.file.copies);
+        let what = format!("pool {}: its members have no free slabs for {}", self.pool.name(), self.name().display());
         Err(io::Error::new(io::ErrorKind::StorageFull, what))
     }
 

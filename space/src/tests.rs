@@ -171,7 +171,7 @@ fn a_full_pool_is_an_error_and_loses_nothing() {
         }
     };
     assert_eq!(error.kind(), std::io::ErrorKind::StorageFull, "{error}");
-    assert!(error.to_string().contains("no free slabs"), "{error}");
+    assert!(error.to_string().contains("no free slabs for space://vault/disk"), "{error}");
     assert!(written >= MIB);
     let mut found = vec![0; written as usize];
     store.read_at(&mut found, 0).unwrap();

@@ -17,6 +17,7 @@
 //!   compacting.rs    compact as a case
 //!   repairing.rs     a repair and its undo as a case
 //!   sizes.rs         smaller and larger disks with a GPT as cases
+//!   space.rs         pools of members as cases, also with members that vanish
 //!   crowd.rs         several queues of one disk at the same time, as a case
 //!   packed.rs        a made-up image format: two files, packed blocks, no sector bitmaps
 //!
@@ -70,6 +71,7 @@ pub mod resized_copies;
 pub mod rule_breaker;
 pub mod sample;
 pub mod sizes;
+pub mod space;
 pub mod stage;
 pub mod tracking;
 pub mod watchdog;

@@ -6,15 +6,15 @@ use diskwright_proving::{
     applying,
     campaign::{Tally, Thoroughness, cut_one, power_cuts},
     command, compacting, connecting, crowd, disk, life, live_moving, merge, moving, repairing, resized_copies, sizes,
-    tracking,
+    space, tracking,
 };
 
 /// Number of shares of the states: each kind of disk has one, all creations together one, all
 /// conversions two, all snapshots one, all clones and new links one each, all merges one, all moves
 /// one, all moves in use one, all applications of exports one, all compactions one, all repairs
-/// one, all tracked disks one, all resizes two, all crowds eight.
+/// one, all tracked disks one, all resizes two, all spaces three, all crowds eight.
 fn shares() -> u64 {
-    disk::all().len() as u64 + 23
+    disk::all().len() as u64 + 26
 }
 
 fn of_kind(name: &str) {
@@ -296,5 +296,12 @@ fn several_queues() {
             None => drop(power_cuts(case, shares() * cases.len() as u64 / 8)),
             Some(what) => println!("skipped: power cuts of several queues on {}: {what}", case.disk.name),
         }
+    }
+}
+
+#[test]
+fn spaces() {
+    for case in space::all() {
+        power_cuts(&case, 2 * shares());
     }
 }

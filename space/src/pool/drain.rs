@@ -11,7 +11,7 @@
 //! Only one copy of a slab moves at a time, and its source stays valid until the new place is
 //! durable. So a power cut at any moment leaves each slab with all copies that it had.
 
-use super::{Pool, commit::Ticket, lock, lose::lineage_number, open::MemberFile};
+use super::{FileState, Pool, lock, lose::lineage_number, open::MemberFile};
 use crate::{
     error::{Result, SpaceError},
     free::FreeSlabs,
@@ -20,7 +20,7 @@ use crate::{
 };
 use diskwright_format::space::{
     Copy, MEMBERS_MAX,
-    change::{Change, SlabRun, SlabState},
+    change::{Change, SlabRun},
     slabs_of,
     superblock::{Class, Member as Row, MemberState},
 };
@@ -132,7 +132,9 @@ impl Pool {
             if !progress(Moved { done, total, slab_bytes: self.slab_bytes() }) {
                 return Err(SpaceError::Stopped { pool: self.name.clone(), done, total });
             }
-            self.move_away(file, index, number).map_err(failed)?;
+            if let Some(file) = self.file(file) {
+                self.move_copy(&file, index, Some(number)).map_err(failed)?;
+            }
         }
         progress(Moved { done: total, total, slab_bytes: self.slab_bytes() });
         let left = self.copies_on(number).len();
@@ -194,9 +196,9 @@ impl Pool {
         Err(SpaceError::Usage { what })
     }
 
-    /// Moves the copy of a slab that lies on `number` to another member.
-    fn move_away(&self, file: u32, index: u32, number: u8) -> io::Result<()> {
-        let Some(file) = self.file(file) else { return Ok(()) };
+    /// Moves the copy of a slab that lies on `number` to another member. With `None` the slab gets
+    /// one more copy.
+    pub(super) fn move_copy(&self, file: &FileState, index: u32, number: Option<u8>) -> io::Result<()> {
         let entry = file.table.entry(index);
         while !entry.set_busy() {
             self.wait_not_busy();
@@ -204,50 +206,45 @@ impl Pool {
         while entry.load().is_held() {
             self.wait_not_busy();
         }
-        let result = self.move_busy(&file, index, number);
+        let result = self.move_busy(file, index, number);
         entry.clear_busy();
         self.wake_not_busy();
         result
     }
 
-    fn move_busy(&self, file: &super::FileState, index: u32, number: u8) -> io::Result<()> {
+    fn move_busy(&self, file: &FileState, index: u32, number: Option<u8>) -> io::Result<()> {
         let entry = file.table.entry(index);
         let slab = entry.load();
         let copies = slab.copies();
-        let Some(place) = copies.iter().position(|copy| copy.is_some_and(|copy| copy.member == number)) else {
-            return Ok(());
-        };
-        let live: Vec<Copy> = slab.good_copies().filter(|copy| self.live_member(copy.member).is_some()).collect();
-        // The first one, which is the source of a resync too: the copies of a dirty slab may
-        // differ.
-        let source = *live.first().ok_or_else(|| {
+        let is_it = |copy: &Option<Copy>| copy.map(|copy| copy.member) == number;
+        let place = copies.iter().position(is_it).filter(|&place| place < usize::from(file.copies));
+        let (Some(place), Some(state_now)) = (place, slab.state()) else { return Ok(()) };
+        // The first one, which is the source of a resync too: the copies of a dirty slab may differ.
+        let source = slab.good_copies().find(|copy| self.live_member(copy.member).is_some()).ok_or_else(|| {
             io::Error::other(format!("slab {index} of file {} has no valid copy on a live member", file.number))
         })?;
         let taken = self.take_elsewhere(&copies)?;
-        let copied = self.copy_slab(source, taken);
-        if let Err(error) = copied {
+        if let Err(error) = self.copy_slab(source, taken) {
             lock(&self.state).free[usize::from(taken.member)].give_back(taken.slab);
             return Err(error);
         }
         let mut new = copies;
         new[place] = Some(taken);
-        let mut stale = slab.stale();
-        stale &= !(1 << place);
+        let stale = slab.stale() & !(1 << place);
         let mut bytes = Vec::new();
-        // The others may differ from the source until they are compared.
-        SlabRun::put(&mut bytes, slab.state().unwrap_or(SlabState::Dirty), new.into_iter().flatten());
+        SlabRun::put(&mut bytes, state_now, new.into_iter().flatten());
         let slabs = SlabRun::new(new.iter().flatten().count() as u8, &bytes);
         let moved = Change::Slabs { file: file.number, first: index, slabs };
         let mut state = lock(&self.state);
-        let ticket: Ticket = if stale == 0 {
+        let ticket = if stale == 0 {
             self.append(&mut state, &moved)
         } else {
             self.append_together(&mut state, &[moved, Change::Stale { file: file.number, index, mask: stale }])
         };
         drop(state);
-        let was_unequal = slab.is_unequal();
         self.wait(ticket)?;
-        entry.set_unequal(was_unequal);
+        // The other copies may still differ from the source.
+        entry.set_unequal(slab.is_unequal());
         Ok(())
     }
 
@@ -281,8 +278,8 @@ impl Pool {
         target.store.sync_data()
     }
 
-    /// Gives each copy on a lost member a new place, as far as there is room. Returns the number of
-    /// slabs that still have too few copies.
+    /// Gives each copy on a lost member a new place, and each slab with too few copies another one,
+    /// as far as there is room. Returns the number of slabs that still have too few.
     ///
     /// # Errors
     /// [`SpaceError::Io`].
@@ -294,17 +291,23 @@ impl Pool {
             let is_lost = |row: &Row| row.state == MemberState::Lost;
             rows.filter(|(_, row)| row.as_ref().is_some_and(is_lost)).map(|(number, _)| number).collect()
         };
-        let slabs: Vec<(u8, (u32, u32))> = lost
-            .iter()
-            .flat_map(|&number| self.copies_on(number).into_iter().map(move |slab| (number, slab)))
-            .collect();
+        let mut slabs: Vec<(Option<u8>, (u32, u32))> = Vec::new();
+        for number in lost {
+            slabs.extend(self.copies_on(number).into_iter().map(|slab| (Some(number), slab)));
+        }
+        for file in self.all_files() {
+            let has_few = |slab: Slab| slab.copies().iter().flatten().count() < usize::from(file.copies);
+            let few = file.table.mapped(0..1 << 32).filter(|(_, entry)| has_few(entry.load()));
+            slabs.extend(few.map(|(index, _)| (None, (file.number, index))));
+        }
         let total = slabs.len() as u64;
         let mut left = 0;
         for (done, (number, (file, index))) in (0..).zip(slabs) {
             if !progress(Moved { done, total, slab_bytes: self.slab_bytes() }) {
                 return Ok(total - done + left);
             }
-            match self.move_away(file, index, number) {
+            let Some(file) = self.file(file) else { continue };
+            match self.move_copy(&file, index, number) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::StorageFull => left += 1,
                 Err(error) => return Err(SpaceError::io("rebuild a slab", Path::new(&self.name), error)),

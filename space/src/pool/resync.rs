@@ -146,13 +146,15 @@ impl Pool {
     /// left.
     fn resync_stale(&self) -> io::Result<bool> {
         let started = Instant::now();
+        // Whether slabs that were allocated while a member was lost can get their other copies.
+        let mut enough = true;
         let mut buffers = [vec![0; PIECE_BYTES], vec![0; PIECE_BYTES]];
         for file in self.all_files() {
             for (index, entry) in file.table.mapped(0..1 << 32) {
-                let has_stale = |slab: Slab| self.live_copies(slab).iter().any(|(.., stale)| *stale);
-                if (entry.load().stale() == 0 && !entry.load().is_unequal())
-                    || !has_stale(entry.load()) && !entry.load().is_unequal()
-                {
+                let slab = entry.load();
+                let has_stale = slab.stale() != 0 && self.live_copies(slab).iter().any(|(.., stale)| *stale);
+                let has_few = slab.copies().iter().flatten().count() < usize::from(file.copies);
+                if !has_stale && !slab.is_unequal() && !(has_few && enough) {
                     continue;
                 }
                 if started.elapsed() > ROUND {
@@ -168,6 +170,12 @@ impl Pool {
                 entry.clear_busy();
                 self.wake_not_busy();
                 result?;
+                if has_few && enough {
+                    match self.move_copy(&file, index, None) {
+                        Err(error) if error.kind() == io::ErrorKind::StorageFull => enough = false,
+                        result => result?,
+                    }
+                }
             }
         }
         Ok(false)
