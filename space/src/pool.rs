@@ -229,11 +229,6 @@ impl Pool {
         &self.state
     }
 
-    /// Whether its journal failed: nothing about the map can change any more.
-    pub(crate) fn has_failed(&self) -> bool {
-        lock(&self.log).failed.is_some()
-    }
-
     pub(crate) fn read_only(&self, why: impl Into<String>) -> SpaceError {
         SpaceError::ReadOnly { pool: self.name.clone(), why: why.into() }
     }
@@ -250,7 +245,9 @@ impl Pool {
     pub fn create_file(&self, name: &str, new: NewFile) -> Result<()> {
         self.require_writable()?;
         check_name(name)?;
-        let members = self.live_members().count();
+        let mut state = lock(&self.state);
+        // Lost ones count: the copies are added when there are enough members again.
+        let members = state.superblock.members.iter().flatten().count();
         if usize::from(new.copies) > members || !(1..=3).contains(&new.copies) {
             let what = format!(
                 "space://{}/{name}: {} copies need as many members, and the pool has {members}",
@@ -258,7 +255,6 @@ impl Pool {
             );
             return Err(SpaceError::Usage { what });
         }
-        let mut state = lock(&self.state);
         if state.names.contains_key(name) {
             return Err(SpaceError::Disk { pool: self.name.clone(), name: name.to_owned(), exists: true });
         }

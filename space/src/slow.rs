@@ -241,31 +241,32 @@ impl SpaceFile {
         }
     }
 
-    /// Allocates slabs that are unmapped and busy, as zeros.
+    /// Allocates slabs that are unmapped and busy, as zeros. A member that fails meanwhile is lost,
+    /// and others are taken.
     fn allocate(&self, first: u32, count: u32) -> io::Result<()> {
-        let taken = self.take_slabs(count)?;
-        let result = self.zero_new(&taken).and_then(|()| {
-            let mut bytes = Vec::new();
-            for copies in &taken {
-                SlabRun::put(&mut bytes, SlabState::Dirty, copies.iter().copied());
-            }
-            let slabs = SlabRun::new(taken.first().map_or(0, Vec::len) as u8, &bytes);
+        let taken = loop {
+            let taken = self.take_slabs(count)?;
+            let Err((member, error)) = self.zero_new(&taken) else { break taken };
             let mut state = lock(self.pool_state());
-            let ticket = self.pool.append(&mut state, &Change::Slabs { file: self.file.number, first, slabs });
-            drop(state);
-            self.pool.wait(ticket)
-        });
-        // If the journal failed it is unknown whether the slabs are taken: they stay so.
-        if let Err(error) = result {
-            if self.file.table.entry(first).load().state().is_none() && !self.pool.has_failed() {
-                let mut state = lock(self.pool_state());
-                for copy in taken.into_iter().flatten() {
-                    state.free[usize::from(copy.member)].give_back(copy.slab);
-                }
+            for copy in taken.into_iter().flatten() {
+                state.free[usize::from(copy.member)].give_back(copy.slab);
             }
-            return Err(error);
+            drop(state);
+            if is_full(&error) {
+                return Err(error);
+            }
+            self.pool.lose(member, &error)?;
+        };
+        let mut bytes = Vec::new();
+        for copies in &taken {
+            SlabRun::put(&mut bytes, SlabState::Dirty, copies.iter().copied());
         }
-        Ok(())
+        let slabs = SlabRun::new(taken.first().map_or(0, Vec::len) as u8, &bytes);
+        let mut state = lock(self.pool_state());
+        let ticket = self.pool.append(&mut state, &Change::Slabs { file: self.file.number, first, slabs });
+        drop(state);
+        // If the journal fails it is unknown whether the slabs are taken: they stay so.
+        self.pool.wait(ticket)
     }
 
     /// Takes free slabs, each with its copies on different members. While members are lost there are
@@ -312,19 +313,19 @@ impl SpaceFile {
         Err(io::Error::new(io::ErrorKind::StorageFull, what))
     }
 
-    /// Makes the copies of new slabs zeros, durably.
-    fn zero_new(&self, taken: &[Vec<Copy>]) -> io::Result<()> {
+    /// Makes the copies of new slabs zeros, durably. The error comes with the member.
+    fn zero_new(&self, taken: &[Vec<Copy>]) -> Result<(), (u8, io::Error)> {
         let mut members = 0_u64;
+        let member = |number: u8| self.pool.live_member(number).ok_or_else(|| (number, self.no_copy()));
         for copy in taken.iter().flatten() {
-            let member = self.pool.live_member(copy.member).ok_or_else(|| self.no_copy())?;
             let offset_bytes = copy.offset_bytes(self.pool.slab_shift());
-            member.store.zero_range(FileRange { offset_bytes, len_bytes: self.pool.slab_bytes() }, Zeroing::Keep)?;
+            let range = FileRange { offset_bytes, len_bytes: self.pool.slab_bytes() };
+            let zeroed = member(copy.member)?.store.zero_range(range, Zeroing::Keep);
+            zeroed.map_err(|error| (copy.member, error))?;
             members |= 1 << copy.member;
         }
         for number in (0..64).filter(|number| members >> number & 1 == 1) {
-            if let Some(member) = self.pool.live_member(number) {
-                member.store.sync_data()?;
-            }
+            member(number)?.store.sync_data().map_err(|error| (number, error))?;
         }
         Ok(())
     }

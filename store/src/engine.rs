@@ -147,6 +147,9 @@ pub struct Engine {
     ended_tickets: Vec<Ended>,
     /// Cancellations of polls that have not been answered.
     cancels: usize,
+    /// Parts of copies that failed while other copies of the same range were still being started.
+    /// `None` while none are being started.
+    to_repeat: Option<Vec<u32>>,
     /// Parts that will never be answered. Their indices are not reused.
     lost_parts: Vec<u32>,
     /// Parts were lost: nothing is started any more.
@@ -201,6 +204,7 @@ impl Engine {
             lanes: Vec::new(),
             ended_tickets: Vec::new(),
             cancels: 0,
+            to_repeat: None,
             lost_parts: Vec::new(),
             failed: false,
             ring_failed: false,

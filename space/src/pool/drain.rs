@@ -220,11 +220,17 @@ impl Pool {
         let place = copies.iter().position(is_it).filter(|&place| place < usize::from(file.copies));
         let (Some(place), Some(state_now)) = (place, slab.state()) else { return Ok(()) };
         // The first one, which is the source of a resync too: the copies of a dirty slab may differ.
-        let source = slab.good_copies().find(|copy| self.live_member(copy.member).is_some()).ok_or_else(|| {
-            io::Error::other(format!("slab {index} of file {} has no valid copy on a live member", file.number))
-        })?;
+        let sources = slab.good_copies().filter(|copy| self.live_member(copy.member).is_some());
         let taken = self.take_elsewhere(&copies)?;
-        if let Err(error) = self.copy_slab(source, taken) {
+        let mut copied =
+            Err(io::Error::other(format!("slab {index} of file {} has no valid copy on a live member", file.number)));
+        for source in sources {
+            copied = self.copy_slab(source, taken);
+            if copied.is_ok() {
+                break;
+            }
+        }
+        if let Err(error) = copied {
             lock(&self.state).free[usize::from(taken.member)].give_back(taken.slab);
             return Err(error);
         }

@@ -37,10 +37,24 @@ impl Pool {
             .collect()
     }
 
-    /// Makes the live copies of a slab equal, without making that durable. Nobody writes to it.
+    /// Makes the live copies of a slab equal, without making that durable. Nobody writes to it. A
+    /// copy that cannot be read is not a source.
     fn equalize(&self, slab: Slab, buffers: &mut [Vec<u8>; 2]) -> io::Result<()> {
+        let sources = slab.good_copies().filter(|copy| self.live_member(copy.member).is_some());
+        let mut failure = None;
+        for source in sources {
+            match self.copy_from(source, slab, buffers) {
+                Ok(()) => return Ok(()),
+                Err(error) => failure = Some(error),
+            }
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Makes the other live copies of a slab equal to `source`.
+    fn copy_from(&self, source: Copy, slab: Slab, buffers: &mut [Vec<u8>; 2]) -> io::Result<()> {
         let copies = self.live_copies(slab);
-        let Some(&(source, from, _)) = copies.iter().find(|(.., stale)| !stale) else { return Ok(()) };
+        let Some(&(_, from, _)) = copies.iter().find(|(copy, ..)| *copy == source) else { return Ok(()) };
         let [ours, theirs] = buffers;
         let mut at = 0;
         while at < self.slab_bytes() {

@@ -41,6 +41,7 @@ impl Engine {
         }
         // The original part holds the slot until its pieces have started.
         self.stats.parts -= 1;
+        self.to_repeat.get_or_insert_default();
         while rest.len_bytes > 0 {
             let range = FileRange { offset_bytes: rest.file_offset_bytes, len_bytes: rest.len_bytes };
             let Some(placement) = self.placement(rest.target) else { break };
@@ -65,6 +66,9 @@ impl Engine {
             } else if copies.is_empty() {
                 self.start(Part { route: Route::Detour, ..piece });
             }
+        }
+        for failed in self.to_repeat.take().unwrap_or_default() {
+            self.by_own_methods(failed);
         }
         self.part_ended(index, Ok(()));
     }
@@ -104,7 +108,12 @@ impl Engine {
         }
         match result {
             Ok(()) => self.part_ended(index, Ok(())),
-            Err(_) => self.by_own_methods(index),
+            // The store's own methods may wait until the range is released, and the copies that are
+            // not started yet hold it.
+            Err(_) => match &mut self.to_repeat {
+                Some(later) => later.push(index),
+                None => self.by_own_methods(index),
+            },
         }
     }
 
