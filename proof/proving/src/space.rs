@@ -37,6 +37,8 @@ const DISK_BYTES: u64 = 8 * SLAB_BYTES;
 const MEMBER_BYTES: u64 = (1 << 20) + 18 * SLAB_BYTES + 4096;
 /// Requests of a run.
 const REQUESTS: u64 = 40;
+/// The same when the journal is to go round.
+const CHURNING_REQUESTS: u64 = 260;
 
 /// What happens to the members during a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,11 +64,13 @@ pub struct SpaceCase {
     pub copies: u8,
     /// What happens to the members.
     pub fate: Fate,
+    /// Whether slabs are mapped and unmapped all the time, so that the journal goes round.
+    pub churns: bool,
 }
 
 /// All cases.
-pub fn all() -> [SpaceCase; 6] {
-    let case = |name, members, copies, fate| SpaceCase { name, members, copies, fate };
+pub fn all() -> [SpaceCase; 7] {
+    let case = |name, members, copies, fate| SpaceCase { name, members, copies, fate, churns: false };
     [
         case("space, one member", 1, 1, Fate::Stay),
         case("space, two copies", 2, 2, Fate::Stay),
@@ -74,6 +78,7 @@ pub fn all() -> [SpaceCase; 6] {
         case("space, a member vanishes", 3, 2, Fate::Vanish),
         case("space, a member vanishes and returns", 2, 2, Fate::Return),
         case("space, members join and leave", 3, 2, Fate::Change),
+        SpaceCase { churns: true, ..case("space, churning", 1, 1, Fate::Stay) },
     ]
 }
 
@@ -238,7 +243,8 @@ impl SpaceCase {
         let mut version: Version = 1 + dice.below(1000) as Version * 1000;
         let moment = 5 + dice.below(REQUESTS / 2);
         let windows = windows();
-        for request in 0..REQUESTS {
+        let requests = if self.churns { CHURNING_REQUESTS } else { REQUESTS };
+        for request in 0..requests {
             if request == moment && matches!(fate, Fate::Vanish | Fate::Return) {
                 let victim = path_of(dice.below(u64::from(self.members)) as u8);
                 gone.lock().unwrap_or_else(PoisonError::into_inner).insert(victim);
@@ -251,7 +257,12 @@ impl SpaceCase {
             let window = dice.pick(&windows);
             let first = window.first + dice.below(window.count);
             let count = 1 + dice.below(window.first + window.count - first);
-            match dice.below(20) {
+            let choice = match dice.below(20) {
+                // Discards and new slabs: two commits.
+                choice if self.churns && choice > 2 => 10 + choice % 2 * 2,
+                choice => choice,
+            };
+            match choice {
                 0..=9 => {
                     version += 1;
                     let mut bytes = vec![0; (count * 512) as usize];
@@ -262,6 +273,22 @@ impl SpaceCase {
                     session.queue.write(first * 512, &bytes, durable).map_err(failed)?;
                     ledger.acknowledge(announced, durable);
                     record(ledger);
+                }
+                10 if self.churns => {
+                    version += 1;
+                    let mut bytes = vec![0; (count * 512) as usize];
+                    stamp(&mut bytes, first, version);
+                    let announced = ledger.announce(first, count, version);
+                    record(ledger);
+                    session.file.write_at(&bytes, first * 512).map_err(failed)?;
+                    ledger.acknowledge(announced, false);
+                    record(ledger);
+                    if dice.percent(20) {
+                        let mark = ledger.mark();
+                        session.file.sync_data().map_err(failed)?;
+                        ledger.flushed(mark);
+                        record(ledger);
+                    }
                 }
                 10 | 11 => {
                     let announced = ledger.announce(first, count, 0);
