@@ -13,6 +13,8 @@
 
 use crate::{
     dice::Dice,
+    fault::OpKind,
+    faulty::{FaultyCase, Reported},
     ledger::{Ledger, Version, Window, stamp},
     stage::{Case, Depth, Outcome, Stage},
     world::World,
@@ -226,7 +228,8 @@ impl SpaceCase {
         (0..self.members + 1).map(path_of).collect()
     }
 
-    /// Random requests. `record` is called whenever the ledger changes.
+    /// Random requests. `record` is called whenever the ledger changes, `fails` with each error: if
+    /// it returns one, that ends the work.
     fn work(
         &self,
         world: &World,
@@ -234,15 +237,16 @@ impl SpaceCase {
         dice: &mut Dice,
         fate: Fate,
         record: &mut dyn FnMut(&Ledger),
+        fails: &mut dyn FnMut(String) -> Outcome,
     ) -> Outcome {
         let gone: Arc<Mutex<BTreeSet<PathBuf>>> = Arc::default();
         let files = Files::new(Arc::new(Fragile { inner: world.files(), gone: Arc::clone(&gone) }));
         let mut paths: Vec<PathBuf> = self.all_paths();
         paths.retain(|path| world.files().facts(path).is_ok());
-        let mut session = Session::open(&paths, &files)?;
+        let opened = Session::open(&paths, &files);
+        let Ok(mut session) = opened else { return opened.map(|_| ()).or_else(fails) };
         let mut version: Version = 1 + dice.below(1000) as Version * 1000;
         let moment = 5 + dice.below(REQUESTS / 2);
-        let windows = windows();
         let requests = if self.churns { CHURNING_REQUESTS } else { REQUESTS };
         for request in 0..requests {
             if request == moment && matches!(fate, Fate::Vanish | Fate::Return) {
@@ -253,89 +257,102 @@ impl SpaceCase {
                 self.change_members(world, &session, &files)?;
                 paths = self.all_paths();
             }
-            let failed = |error: io::Error| format!("request {request}: {error}");
-            let window = dice.pick(&windows);
-            let first = window.first + dice.below(window.count);
-            let count = 1 + dice.below(window.first + window.count - first);
-            let choice = match dice.below(20) {
-                // Discards and new slabs: two commits.
-                choice if self.churns && choice > 2 => 10 + choice % 2 * 2,
-                choice => choice,
-            };
-            match choice {
-                0..=9 => {
-                    version += 1;
-                    let mut bytes = vec![0; (count * 512) as usize];
-                    stamp(&mut bytes, first, version);
-                    let durable = dice.percent(15);
-                    let announced = ledger.announce(first, count, version);
-                    record(ledger);
-                    session.queue.write(first * 512, &bytes, durable).map_err(failed)?;
-                    ledger.acknowledge(announced, durable);
-                    record(ledger);
+            if dice.percent(5) {
+                // Closed, which makes everything durable, and opened again.
+                let mark = ledger.mark();
+                match session.pool.close() {
+                    Ok(()) => ledger.flushed(mark),
+                    Err(error) => fails(format!("request {request}: closing: {error}"))?,
                 }
-                10 if self.churns => {
-                    version += 1;
-                    let mut bytes = vec![0; (count * 512) as usize];
-                    stamp(&mut bytes, first, version);
-                    let announced = ledger.announce(first, count, version);
-                    record(ledger);
-                    session.file.write_at(&bytes, first * 512).map_err(failed)?;
-                    ledger.acknowledge(announced, false);
-                    record(ledger);
-                    if dice.percent(20) {
-                        let mark = ledger.mark();
-                        session.file.sync_data().map_err(failed)?;
-                        ledger.flushed(mark);
-                        record(ledger);
-                    }
+                drop(session);
+                record(ledger);
+                if fate == Fate::Return {
+                    gone.lock().unwrap_or_else(PoisonError::into_inner).clear();
                 }
-                10 | 11 => {
-                    let announced = ledger.announce(first, count, 0);
-                    record(ledger);
-                    session.queue.write_zeroes(first * 512, count * 512).map_err(failed)?;
-                    ledger.acknowledge(announced, false);
-                    record(ledger);
-                }
-                12 => {
-                    // A whole slab, which is unmapped.
-                    let slab = SLAB_BYTES / 512;
-                    let start = first / slab * slab;
-                    let announced = ledger.announce(start, slab, 0);
-                    record(ledger);
-                    session.queue.discard(start * 512, SLAB_BYTES).map_err(failed)?;
-                    ledger.acknowledge(announced, false);
-                    record(ledger);
-                }
-                13..=15 => {
-                    let mark = ledger.mark();
-                    session.queue.flush().map_err(failed)?;
-                    ledger.flushed(mark);
-                    record(ledger);
-                }
-                16 | 17 => drop(session.pool.tick().map_err(failed)?),
-                18 => self.use_names(&session, dice)?,
-                _ => {
-                    // Closed, which makes everything durable, and opened again.
-                    let mark = ledger.mark();
-                    session.pool.close().map_err(failed)?;
-                    drop(session);
-                    ledger.flushed(mark);
-                    record(ledger);
-                    if fate == Fate::Return {
-                        gone.lock().unwrap_or_else(PoisonError::into_inner).clear();
-                    }
-                    let there = paths
-                        .iter()
-                        .filter(|path| !gone.lock().unwrap_or_else(PoisonError::into_inner).contains(*path));
-                    session = Session::open(&there.cloned().collect::<Vec<_>>(), &files)?;
+                let is_gone = |path: &PathBuf| gone.lock().unwrap_or_else(PoisonError::into_inner).contains(path);
+                let there: Vec<PathBuf> = paths.iter().filter(|path| !is_gone(path)).cloned().collect();
+                match Session::open(&there, &files) {
+                    Ok(opened) => session = opened,
+                    // Nothing can be done without a pool.
+                    Err(error) => return fails(format!("request {request}: {error}")),
                 }
             }
-            if dice.percent(10) {
-                let found = Session::shown(&session.file, ledger)?;
-                ledger.judge(&found, false).map_err(|error| format!("without a cut: {error}"))?;
+            version += 1;
+            let done = self.request(&mut session, ledger, dice, version, record);
+            if let Err(error) = done {
+                fails(format!("request {request}: {error}"))?;
+            } else if dice.percent(10) {
+                match Session::shown(&session.file, ledger) {
+                    Ok(found) => {
+                        ledger.judge(&found, false).map_err(|error| format!("without a cut: {error}"))?;
+                    }
+                    Err(error) => fails(format!("request {request}: {error}"))?,
+                }
             }
         }
+        Ok(())
+    }
+
+    /// One random request.
+    fn request(
+        &self,
+        session: &mut Session,
+        ledger: &mut Ledger,
+        dice: &mut Dice,
+        version: Version,
+        record: &mut dyn FnMut(&Ledger),
+    ) -> Outcome {
+        let failed = |error: io::Error| error.to_string();
+        let window = *dice.pick(&windows());
+        let first = window.first + dice.below(window.count);
+        let count = 1 + dice.below(window.first + window.count - first);
+        let choice = match dice.below(19) {
+            // Discards, which unmap slabs, and writes, which map them: a commit each.
+            choice if self.churns && choice > 2 => 9 + choice % 2 * 3,
+            choice => choice,
+        };
+        let slab = SLAB_BYTES / 512;
+        let (announced, durable, result) = match choice {
+            0..=9 => {
+                let mut bytes = vec![0; (count * 512) as usize];
+                stamp(&mut bytes, first, version);
+                let durable = dice.percent(15);
+                let announced = ledger.announce(first, count, version);
+                record(ledger);
+                let result = if dice.percent(50) {
+                    session.queue.write(first * 512, &bytes, durable)
+                } else if durable {
+                    session.file.write_durable_at(&bytes, first * 512)
+                } else {
+                    session.file.write_at(&bytes, first * 512)
+                };
+                (announced, durable, result)
+            }
+            10 | 11 => {
+                let announced = ledger.announce(first, count, 0);
+                record(ledger);
+                (announced, false, session.queue.write_zeroes(first * 512, count * 512))
+            }
+            12 => {
+                // A whole slab, which is unmapped.
+                let start = first / slab * slab;
+                let announced = ledger.announce(start, slab, 0);
+                record(ledger);
+                (announced, false, session.queue.discard(start * 512, SLAB_BYTES))
+            }
+            13..=15 => {
+                let mark = ledger.mark();
+                session.queue.flush().map_err(failed)?;
+                ledger.flushed(mark);
+                record(ledger);
+                return Ok(());
+            }
+            16 | 17 => return session.pool.tick().map(|_| ()).map_err(failed),
+            _ => return self.use_names(session, dice),
+        };
+        result.map_err(failed)?;
+        ledger.acknowledge(announced, durable);
+        record(ledger);
         Ok(())
     }
 
@@ -428,7 +445,7 @@ impl Case for SpaceCase {
         stage.record(ledger.clone());
         let mut dice = Dice::new(seed, 0x59ace);
         let mut record = |ledger: &Ledger| stage.record(ledger.clone());
-        self.work(&stage.world, &mut ledger, &mut dice, self.fate, &mut record)
+        self.work(&stage.world, &mut ledger, &mut dice, self.fate, &mut record, &mut Err)
     }
 
     fn judge(&self, world: &World, truth: &Ledger, seed: u64, depth: Depth) -> Outcome<u64> {
@@ -446,11 +463,34 @@ impl Case for SpaceCase {
         if depth.resume {
             let mut ledger = truth.settled(versions);
             let mut dice = Dice::new(seed, 0x5e55);
-            self.work(world, &mut ledger, &mut dice, Fate::Stay, &mut |_| {})?;
+            self.work(world, &mut ledger, &mut dice, Fate::Stay, &mut |_| {}, &mut Err)?;
             let session = Session::open(&paths, &world.files())?;
             let shown = Session::shown(&session.file, &ledger)?;
             ledger.judge(&shown, false).map_err(|error| format!("in the next session: {error}"))?;
         }
         Ok(0)
+    }
+}
+
+impl FaultyCase for SpaceCase {
+    fn run_on(&self, stage: &Stage<Ledger>, reported: &mut Reported) -> Outcome {
+        let mut ledger = Ledger::new(&windows(), |_| 0);
+        stage.record(ledger.clone());
+        let mut record = |ledger: &Ledger| stage.record(ledger.clone());
+        let mut fails = |error| {
+            reported.errors.push(error);
+            Ok(())
+        };
+        let mut dice = Dice::new(1, 0xfa1);
+        self.work(&stage.world, &mut ledger, &mut dice, self.fate, &mut record, &mut fails)
+    }
+
+    /// Another member, the other superblock, or the next round of the pool's own work.
+    fn has_fallback(&self, _op_kind: OpKind) -> bool {
+        true
+    }
+
+    fn has_several_files(&self) -> bool {
+        self.members > 1
     }
 }

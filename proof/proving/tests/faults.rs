@@ -3,7 +3,7 @@
 
 use diskwright_proving::{
     applying, command, compacting, connecting, disk, disk::silence, faulty::at_every_operation, life, merge, moving,
-    repairing, resized_copies, sizes, stage::Case,
+    repairing, resized_copies, sizes, space, stage::Case,
 };
 
 fn fail_every_operation(names: &[&str]) {
@@ -225,5 +225,12 @@ fn resizing() {
         // footer but not the new length, a power cut then leaves a file without a footer.
         case.grows &= case.disk.name != "vhd fixed";
         at_every_operation(&case);
+    }
+}
+
+#[test]
+fn spaces() {
+    for case in space::all().iter().filter(|case| case.fate == space::Fate::Stay && !case.churns) {
+        at_every_operation(case);
     }
 }
