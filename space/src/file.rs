@@ -194,13 +194,17 @@ impl Placement for SpaceFile {
         if self.length_changed.load(Ordering::Acquire) != 0 || self.pool.unrecorded() != 0 {
             return None;
         }
+        // A member whose sync failed before fails again, by the store's own sync.
+        if self.pool.live_members().any(|member| member.has_failed()) {
+            return None;
+        }
         let members = self.pool.live_members().filter(|member| member.begin_sync());
         Some(members.fold(0, |all, member| all | 1 << member.number))
     }
 
     fn synced(&self, member: u8, result: &io::Result<()>) {
         if let Some(member) = self.pool.member(member) {
-            member.sync_ended(result.is_ok());
+            member.sync_ended(result);
         }
     }
 }

@@ -20,7 +20,7 @@ use diskwright_format::space::{
     journal::{CHANGES_BYTES_MAX, Checkpoint, Position, parse_block, put_block},
     superblock::Area,
 };
-use diskwright_store::Store;
+use diskwright_store::{FileRange, Store};
 use std::{io, ops::Range};
 use uuid::Uuid;
 
@@ -71,6 +71,12 @@ impl OpenArea {
         }
     }
 
+    /// Allocates the space of the area, so that no later write of it can find the disk full.
+    pub(crate) fn allocate(&self, store: &dyn Store) -> io::Result<()> {
+        let (offset_bytes, end_bytes) = (self.journal.start, self.checkpoints[1].end);
+        store.allocate(FileRange { offset_bytes, len_bytes: end_bytes - offset_bytes })
+    }
+
     /// Number of blocks of the journal.
     pub(crate) fn blocks(&self) -> u64 {
         (self.journal.end - self.journal.start) / BLOCK_BYTES as u64
@@ -93,25 +99,25 @@ impl OpenArea {
         let at = self.journal.start + first * BLOCK_BYTES as u64;
         if !rest.is_empty() {
             member.store.write_at(front, at)?;
-            return member.store.sync_data();
+            return member.sync_all();
         }
-        member.store.write_durable_at(front, at)
+        member.write_durable(front, at)
     }
 
     /// Writes a checkpoint to one of the two places. Its header is written when its contents are
     /// durable.
     pub(crate) fn write_checkpoint(
         &self,
-        store: &dyn Store,
+        member: &Member,
         pool: Uuid,
         place: u64,
         header: &Checkpoint,
         changes: &[u8],
     ) -> io::Result<()> {
         let at = self.checkpoints[(place % 2) as usize].start;
-        store.write_at(changes, at + BLOCK_BYTES as u64)?;
-        store.sync_data()?;
-        store.write_durable_at(&header.to_block(pool), at)
+        member.store.write_at(changes, at + BLOCK_BYTES as u64)?;
+        member.sync_all()?;
+        member.write_durable(&header.to_block(pool), at)
     }
 
     /// Reads the newest valid checkpoint.
@@ -253,7 +259,7 @@ mod tests {
             changes_bytes: bytes.len() as u64,
             changes_checksum: crc32c::crc32c(&bytes),
         };
-        open.write_checkpoint(&*store, POOL, 0, &checkpoint(position), &bytes).unwrap();
+        open.write_checkpoint(&member, POOL, 0, &checkpoint(position), &bytes).unwrap();
         // 18 changes fit into a block, so these need 6 blocks: numbers 60 to 65.
         let (changes, ends) = pending(3..111);
         let (blocks, next) = pack(POOL, position, &changes, &ends);
@@ -264,7 +270,7 @@ mod tests {
         assert_eq!((history.place.position, history.place.checkpoint, history.place.next_place), (next, 60, 1));
         // A newer checkpoint in the other place counts; when it is damaged, the older one does.
         position = next;
-        open.write_checkpoint(&*store, POOL, 1, &checkpoint(position), &bytes).unwrap();
+        open.write_checkpoint(&member, POOL, 1, &checkpoint(position), &bytes).unwrap();
         assert_eq!(numbers(&open.read(&*store, POOL).unwrap()), [0, 1, 2]);
         store.write_at(&[1], open.checkpoints[1].start + 4100).unwrap();
         assert_eq!(numbers(&open.read(&*store, POOL).unwrap()).len(), 111);

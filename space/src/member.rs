@@ -17,7 +17,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
 };
@@ -35,6 +35,8 @@ pub(crate) struct Member {
     unsynced: AtomicBool,
     /// Syncs under way.
     syncs: AtomicU32,
+    /// The first sync that failed.
+    failed_sync: OnceLock<(io::ErrorKind, String)>,
     /// Transfers under way.
     pub(crate) in_flight: AtomicU32,
 }
@@ -49,6 +51,7 @@ impl Member {
             store,
             unsynced: AtomicBool::new(false),
             syncs: AtomicU32::new(0),
+            failed_sync: OnceLock::new(),
             in_flight: AtomicU32::new(0),
         }
     }
@@ -75,8 +78,9 @@ impl Member {
     }
 
     /// A sync has ended.
-    pub(crate) fn sync_ended(&self, ok: bool) {
-        if !ok {
+    pub(crate) fn sync_ended(&self, result: &io::Result<()>) {
+        if let Err(error) = result {
+            let _ = self.failed_sync.set((error.kind(), error.to_string()));
             self.unsynced.store(true, Ordering::Release);
         }
         self.syncs.fetch_sub(1, Ordering::AcqRel);
@@ -87,9 +91,39 @@ impl Member {
         if !self.begin_sync() {
             return Ok(());
         }
-        let result = self.store.sync_data();
-        self.sync_ended(result.is_ok());
+        let result = self.sync_all();
+        self.sync_ended(&result);
         result
+    }
+
+    /// Syncs the whole store.
+    pub(crate) fn sync_all(&self) -> io::Result<()> {
+        self.settle(self.store.sync_data())
+    }
+
+    /// Writes durably.
+    pub(crate) fn write_durable(&self, bytes: &[u8], offset_bytes: u64) -> io::Result<()> {
+        self.settle(self.store.write_durable_at(bytes, offset_bytes))
+    }
+
+    /// After one failed sync no later one succeeds: it would not cover what the first one has lost.
+    fn settle(&self, result: io::Result<()>) -> io::Result<()> {
+        if let Err(error) = &result {
+            let _ = self.failed_sync.set((error.kind(), error.to_string()));
+        }
+        match self.failed_sync.get() {
+            None => Ok(()),
+            Some((kind, why)) => {
+                let path = self.path.display();
+                let what = format!("a sync of {path} has failed ({why}), and earlier writes may be lost");
+                Err(io::Error::new(*kind, what))
+            }
+        }
+    }
+
+    /// Whether a sync has failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed_sync.get().is_some()
     }
 
     /// Reads the superblock: the newer one of the two, if both are valid.
@@ -118,7 +152,7 @@ impl Member {
     /// Makes the member one of no pool.
     pub(crate) fn wipe(&self) -> io::Result<()> {
         for at in last_superblock_at(self.size_bytes).into_iter().chain([0]) {
-            self.store.write_durable_at(&[0; BLOCK_BYTES], at)?;
+            self.write_durable(&[0; BLOCK_BYTES], at)?;
         }
         Ok(())
     }
@@ -126,9 +160,9 @@ impl Member {
     /// Writes both superblocks, one after the other, so that at any moment one of them is valid.
     pub(crate) fn write_superblock(&self, superblock: &Superblock) -> io::Result<()> {
         let block = Superblock { number: self.number, ..superblock.clone() }.to_block();
-        self.store.write_durable_at(&block, 0)?;
+        self.write_durable(&block, 0)?;
         match last_superblock_at(self.size_bytes) {
-            Some(at) => self.store.write_durable_at(&block, at),
+            Some(at) => self.write_durable(&block, at),
             None => Ok(()),
         }
     }

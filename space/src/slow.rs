@@ -325,7 +325,7 @@ impl SpaceFile {
             members |= 1 << copy.member;
         }
         for number in (0..64).filter(|number| members >> number & 1 == 1) {
-            member(number)?.store.sync_data().map_err(|error| (number, error))?;
+            member(number)?.sync_all().map_err(|error| (number, error))?;
         }
         Ok(())
     }

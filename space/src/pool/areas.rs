@@ -92,6 +92,10 @@ impl Pool {
         // The old ones stay in use until the superblocks name the new ones.
         let both: Vec<Area> = superblock.areas.iter().chain(&new).copied().collect();
         *self.areas.write().unwrap_or_else(PoisonError::into_inner) = both.iter().map(open).collect();
+        for area in &new {
+            let Some(member) = self.live_member(area.member) else { continue };
+            open(area).1.allocate(&*member.store).map_err(failed)?;
+        }
         self.write_checkpoint(&mut place).map_err(failed)?;
         let mut state = lock(&self.state);
         let mut superblock = state.superblock.clone();

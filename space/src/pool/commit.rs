@@ -149,7 +149,7 @@ impl Pool {
             changes_checksum: crc32c::crc32c(&changes),
         };
         let number = place.next_place;
-        self.on_every_area(|area, member| area.write_checkpoint(&*member.store, self.id, number, &header, &changes))?;
+        self.on_every_area(|area, member| area.write_checkpoint(member, self.id, number, &header, &changes))?;
         place.checkpoint = place.position.sequence;
         place.next_place = number + 1;
         Ok(())

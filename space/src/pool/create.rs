@@ -21,7 +21,7 @@ use diskwright_format::space::{
     superblock::{Area, Class, LINEAGE, Member as Row, MemberState, Superblock},
 };
 use diskwright_store::Files;
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 use uuid::Uuid;
 
 /// Size of a slab if none is given.
@@ -125,14 +125,17 @@ impl Pool {
             changes_bytes: 0,
             changes_checksum: crc32c::crc32c(&[]),
         };
+        let member = |(number, (one, new)): (u8, (&MemberFile, &NewMember))| {
+            Member::new(number, new.class, one.size_bytes, &one.path, Arc::clone(&one.store))
+        };
+        let of_pool: Vec<Member> = (0..).zip(opened.iter().zip(members)).map(member).collect();
         for area in &areas {
-            let one = &opened[usize::from(area.member)];
+            let (one, member) = (&opened[usize::from(area.member)], &of_pool[usize::from(area.member)]);
             let open = OpenArea::new(area, slab_shift);
-            let written = open.write_checkpoint(&*one.store, superblock.pool, 0, &header, &[]);
-            write(one, "write the journal", written)?;
+            write(one, "allocate the journal", open.allocate(&*one.store))?;
+            write(one, "write the journal", open.write_checkpoint(member, superblock.pool, 0, &header, &[]))?;
         }
-        for (number, (one, new)) in (0..).zip(opened.iter().zip(members)) {
-            let member = Member::new(number, new.class, one.size_bytes, &one.path, std::sync::Arc::clone(&one.store));
+        for (one, member) in opened.iter().zip(&of_pool) {
             write(one, "write the superblock", member.write_superblock(&superblock))?;
         }
         Ok(superblock.pool)

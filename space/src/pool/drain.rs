@@ -281,7 +281,7 @@ impl Pool {
             target.store.write_at(&buf, to.offset_bytes(self.slab_shift) + at)?;
             at += buf.len() as u64;
         }
-        target.store.sync_data()
+        target.sync_all()
     }
 
     /// Gives each copy on a lost member a new place, and each slab with too few copies another one,
