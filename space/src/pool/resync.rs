@@ -223,7 +223,7 @@ impl Pool {
     /// # Errors
     /// No member is left that can be written.
     pub fn close(&self) -> io::Result<()> {
-        if !self.is_writable || lock(&self.log).failed.is_some() {
+        if !self.is_writable {
             return Ok(());
         }
         let epoch = self.epoch.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
