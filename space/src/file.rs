@@ -125,7 +125,7 @@ impl SpaceFile {
         }
         // After the copies were chosen: a member that fails from now on fails the transfer.
         let surplus = copies.saturating_sub(u64::from(placed.count));
-        if self.pool.unrecorded() != 0 {
+        if self.pool.unrecorded() != 0 || self.pool.journal_failed() {
             for copy in &placed.copies[..usize::from(placed.count)] {
                 self.leave(copy.member);
             }
@@ -191,7 +191,8 @@ impl Placement for SpaceFile {
     }
 
     fn unsynced(&self) -> Option<u64> {
-        if self.length_changed.load(Ordering::Acquire) != 0 || self.pool.unrecorded() != 0 {
+        if self.length_changed.load(Ordering::Acquire) != 0 || self.pool.unrecorded() != 0 || self.pool.journal_failed()
+        {
             return None;
         }
         // A member whose sync failed before fails again, by the store's own sync.

@@ -153,7 +153,7 @@ impl OpenArea {
     /// Reads the checkpoint and the journal of a member.
     pub(crate) fn read(&self, store: &dyn Store, pool: Uuid) -> Result<History, String> {
         let (header, checkpoint, next_place) = self.read_checkpoint(store, pool)?;
-        let (mut position, mut changes) = (header.position, Vec::new());
+        let (mut position, mut changes, mut blocks) = (header.position, Vec::new(), Vec::new());
         // A journal is read in pieces: most of it is usually old.
         let mut piece: (u64, Vec<u8>) = (u64::MAX, Vec::new());
         for _ in 0..self.blocks() {
@@ -167,10 +167,21 @@ impl OpenArea {
             let block = &piece.1[(at - start) as usize..][..BLOCK_BYTES];
             let Some((found, next)) = parse_block(block, pool, position) else { break };
             changes.extend_from_slice(found);
+            blocks.extend_from_slice(block);
             position = next;
         }
         let place = LogPlace { position, checkpoint: header.position.sequence, next_place };
-        Ok(History { checkpoint, changes, place })
+        Ok(History { header, checkpoint, changes, blocks, place })
+    }
+
+    /// Writes what was read once more, durably. If a sync failed before the pool was opened, the
+    /// page cache may show blocks that are not on the disk, and a journal that is continued behind
+    /// them would end at them after a power cut.
+    pub(crate) fn rewrite(&self, member: &Member, pool: Uuid, history: &History) -> io::Result<()> {
+        let used = (history.place.next_place + 1) % 2;
+        member.store.write_at(&history.header.to_block(pool), self.checkpoints[used as usize].start)?;
+        self.write_blocks(member, history.header.position.sequence, &history.blocks)?;
+        member.sync_all()
     }
 }
 
@@ -180,6 +191,10 @@ const PIECE_BYTES: u64 = 256 << 10;
 /// What an area holds.
 #[derive(Debug)]
 pub(crate) struct History {
+    /// The header of the checkpoint.
+    header: Checkpoint,
+    /// The blocks of the journal that follow it.
+    blocks: Vec<u8>,
     /// The changes of the checkpoint.
     pub(crate) checkpoint: Vec<u8>,
     /// The changes of the journal that follow.
@@ -189,6 +204,11 @@ pub(crate) struct History {
 }
 
 impl History {
+    /// Whether the pool was closed after its last change.
+    pub(crate) fn is_closed(&self) -> bool {
+        Changes::new(&self.changes).last().is_none_or(|change| matches!(change, Ok(Change::Closed)))
+    }
+
     /// All changes, in order.
     pub(crate) fn changes(&self) -> impl Iterator<Item = diskwright_format::space::Result<Change<'_>>> {
         Changes::new(&self.checkpoint).chain(Changes::new(&self.changes))

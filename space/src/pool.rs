@@ -53,7 +53,7 @@ use std::{
     io,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
-        atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
     },
 };
 use uuid::Uuid;
@@ -109,6 +109,10 @@ pub struct Pool {
     /// Members that failed, one bit each, and those of them whose loss is recorded durably.
     failing: AtomicU64,
     lost: AtomicU64,
+    /// The journal failed: see [`Pool::require_journal`].
+    journal_failed: AtomicBool,
+    /// The last change of the journal says that the pool was closed.
+    is_closed: AtomicBool,
     /// Counts the rounds of [`Pool::tick`].
     epoch: AtomicU8,
     files: RwLock<HashMap<u32, Arc<FileState>>>,
@@ -204,6 +208,29 @@ impl Pool {
 
     pub(crate) fn all_files(&self) -> Vec<Arc<FileState>> {
         self.files.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// Whether the journal has failed; see [`Pool::require_journal`].
+    #[inline]
+    pub(crate) fn journal_failed(&self) -> bool {
+        self.journal_failed.load(Ordering::Acquire)
+    }
+
+    /// Refuses writes and flushes after the journal has failed. Changes whose fate is unknown may
+    /// take effect when the pool is opened again: a slab that was being unmapped would then lose
+    /// what was written to it since.
+    pub(crate) fn require_journal(&self) -> io::Result<()> {
+        if !self.journal_failed() {
+            return Ok(());
+        }
+        let why = lock(&self.log).failed.clone().unwrap_or_default();
+        Err(io::Error::other(format!("{why}; nothing can be written until the pool is closed and opened again")))
+    }
+
+    fn fail_journal(&self, why: String) {
+        lock(&self.log).failed.get_or_insert(why);
+        self.journal_failed.store(true, Ordering::Release);
+        self.log_moved.notify_all();
     }
 
     pub(crate) fn file(&self, number: u32) -> Option<Arc<FileState>> {
@@ -405,6 +432,7 @@ impl Pool {
     /// Syncs every member that was written since its last sync, and records those that fail as
     /// lost.
     pub(crate) fn sync_members(&self) -> io::Result<()> {
+        self.require_journal()?;
         let members: Vec<Arc<Member>> = self.live_members().map(Arc::clone).collect();
         for member in members {
             if let Err(error) = member.sync() {

@@ -155,6 +155,7 @@ impl SpaceFile {
     fn write_slab(&self, index: u32, within_bytes: u64, payload: Payload<'_>) -> io::Result<()> {
         let entry = self.file.table.entry(index);
         let _busy = Busy::wait(&self.pool, entry);
+        self.pool.require_journal()?;
         match entry.load().state() {
             None => self.allocate_at(index)?,
             Some(SlabState::Clean) => self.make_dirty(index)?,
@@ -386,6 +387,7 @@ impl SpaceFile {
     fn zero_slab(&self, index: u32, within_bytes: u64, len_bytes: u64) -> io::Result<()> {
         let entry = self.file.table.entry(index);
         let _busy = Busy::wait(&self.pool, entry);
+        self.pool.require_journal()?;
         match entry.load().state() {
             None => return Ok(()),
             Some(SlabState::Clean) => self.make_dirty(index)?,

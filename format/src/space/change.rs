@@ -14,6 +14,7 @@
 //!   9 back     0 member (u8)
 //!   10 named   0 file  4 name                  the file has this name too
 //!   11 unnamed 0 name                          the file has this name no more; another one stays
+//!   12 closed                               the pool was closed; what is before is durable
 //! ```
 //!
 //! Numbers without a type are of 32 bits. A file's slab has an index: the offset in the file
@@ -158,6 +159,8 @@ pub enum Change<'a> {
         /// Number of the member.
         member: u8,
     },
+    /// The pool was closed, if this is the last change.
+    Closed,
 }
 
 /// Slabs that follow one another in a file: for each one the state and the copies.
@@ -271,6 +274,7 @@ impl Change<'_> {
                 out.push(*member);
                 9
             }
+            Self::Closed => 12,
         };
         let len = (out.len() - start - HEAD_BYTES).min(CHANGE_BYTES_MAX) as u32;
         out[start..start + HEAD_BYTES].copy_from_slice(&(kind | len << 8).to_le_bytes());
@@ -391,7 +395,11 @@ fn parse(bytes: &[u8]) -> Result<(Change<'_>, usize)> {
             Change::Named { file, name: name(4)? }
         }
         11 => Change::Unnamed { name: name(0)? },
-        other => return invalid(0, format!("kind {other} of a change"), "1 to 11"),
+        12 => {
+            expects(len == 0)?;
+            Change::Closed
+        }
+        other => return invalid(0, format!("kind {other} of a change"), "1 to 12"),
     };
     Ok((change, HEAD_BYTES + len))
 }
@@ -426,6 +434,7 @@ mod tests {
             Change::Back { member: 0 },
             Change::Named { file: 3, name: "another" },
             Change::Unnamed { name: "a disk.vhdx" },
+            Change::Closed,
         ];
         let mut bytes = Vec::new();
         changes.iter().for_each(|change| change.put(&mut bytes));

@@ -40,6 +40,7 @@ impl Pool {
                 state.next_file = state.next_file.max(file.saturating_add(1));
                 give_name(state, file, name)
             }
+            Change::Closed => Ok(()),
             Change::Unnamed { name } => {
                 state.names.remove(name);
                 Ok(())

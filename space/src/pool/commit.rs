@@ -65,11 +65,13 @@ impl Pool {
             let upto = log.appended;
             drop(log);
             let result = self.commit(&pending, &ends);
+            if let Err(error) = &result {
+                self.fail_journal(error.to_string());
+            }
             let mut log = lock(&self.log);
             log.is_committing = false;
-            match result {
-                Ok(()) => log.durable = upto,
-                Err(error) => log.failed = Some(error.to_string()),
+            if result.is_ok() {
+                log.durable = upto;
             }
             self.log_moved.notify_all();
         }
@@ -99,6 +101,7 @@ impl Pool {
         place.position = next;
         let mut state = lock(&self.state);
         for change in Changes::new(pending) {
+            self.is_closed.store(matches!(change, Ok(Change::Closed)), Ordering::Release);
             let applied = change.map_err(|error| error.to_string());
             applied.and_then(|change| self.apply(&mut state, &change, Taking::Taken)).map_err(io::Error::other)?;
         }

@@ -65,7 +65,7 @@ impl Pool {
                 state.superblock = superblock;
                 if written == 0 {
                     let what = format!("pool {}: no member is left that can be written", self.name);
-                    lock(&self.log).failed = Some(what.clone());
+                    self.fail_journal(what.clone());
                     return Err(io::Error::other(what));
                 }
                 if failed.is_empty() {

@@ -27,7 +27,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Condvar, Mutex, OnceLock, RwLock,
-        atomic::{AtomicU8, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     },
 };
 
@@ -154,7 +154,14 @@ impl Pool {
         }
         let areas: Vec<(u8, OpenArea)> =
             newest.areas.iter().map(|area| (area.member, OpenArea::new(area, newest.slab_shift))).collect();
-        let (history, differ) = longest_history(newest, &areas, &members)?;
+        let (history, holder, differ) = longest_history(newest, &areas, &members)?;
+        let best = areas.iter().find(|(number, _)| *number == holder);
+        if let (true, Some((_, area)), Some(member)) =
+            (is_writable && !history.is_closed(), best, members[usize::from(holder)].get())
+        {
+            let rewritten = area.rewrite(member, newest.pool, &history);
+            rewritten.map_err(|error| SpaceError::io("write the journal", &member.path, error))?;
+        }
         let state = State {
             superblock: newest.clone(),
             free,
@@ -171,6 +178,8 @@ impl Pool {
             members,
             failing: AtomicU64::new(0),
             lost: AtomicU64::new(0),
+            journal_failed: AtomicBool::new(false),
+            is_closed: AtomicBool::new(history.is_closed()),
             epoch: AtomicU8::new(1),
             files: RwLock::new(HashMap::new()),
             state: Mutex::new(state),
@@ -189,7 +198,7 @@ impl Pool {
             pool.apply(&mut state, &change, Taking::Free).map_err(bad)?;
         }
         drop(state);
-        if differ && is_writable {
+        if (differ || !history.is_closed() && pool.areas().len() > 1) && is_writable {
             // What only one journal has is in all of them from now on.
             pool.failing.fetch_or(missing, Ordering::AcqRel);
             let written = pool.write_checkpoint(&mut lock(&pool.place));
@@ -317,13 +326,14 @@ fn newest(members: &[(MemberFile, Superblock)]) -> Result<Superblock> {
     Ok(newest.clone())
 }
 
-/// The longest history of the areas that can be read, and whether they differ.
+/// The longest history of the areas that can be read, the member that holds it, and whether they
+/// differ.
 fn longest_history(
     newest: &Superblock,
     areas: &[(u8, OpenArea)],
     members: &[OnceLock<Arc<Member>>; MEMBERS_MAX],
-) -> Result<(History, bool)> {
-    let mut best: Option<History> = None;
+) -> Result<(History, u8, bool)> {
+    let mut best: Option<(History, u8)> = None;
     let (mut differ, mut why) = (false, Vec::new());
     for (number, area) in areas {
         // A lost member's journal is old.
@@ -339,11 +349,11 @@ fn longest_history(
             Ok(history) => {
                 let place = |place: &LogPlace| (place.position, place.checkpoint, place.next_place % 2);
                 match &best {
-                    None => best = Some(history),
-                    Some(known) => {
+                    None => best = Some((history, *number)),
+                    Some((known, _)) => {
                         differ |= place(&known.place) != place(&history.place);
                         if history.place.position.sequence > known.place.position.sequence {
-                            best = Some(history);
+                            best = Some((history, *number));
                         }
                     }
                 }
@@ -354,7 +364,7 @@ fn longest_history(
             }
         }
     }
-    let history =
+    let (history, holder) =
         best.ok_or_else(|| SpaceError::NoJournal { pool: called(&newest.name, newest.pool), why: why.join("; ") })?;
-    Ok((history, differ))
+    Ok((history, holder, differ))
 }

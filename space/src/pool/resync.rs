@@ -229,6 +229,11 @@ impl Pool {
         let epoch = self.epoch.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
         self.sync_members()?;
         self.clean_idle(epoch);
-        self.commit_all()
+        self.commit_all()?;
+        if self.is_closed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let ticket = self.append(&mut lock(&self.state), &Change::Closed);
+        self.wait(ticket)
     }
 }
