@@ -190,6 +190,12 @@ impl Placement for SpaceFile {
         }
     }
 
+    fn sync_failed(&self, member: u8, error: &io::Error) {
+        if let Some(member) = self.pool.member(member) {
+            member.sync_failed(error);
+        }
+    }
+
     fn unsynced(&self) -> Option<u64> {
         if self.length_changed.load(Ordering::Acquire) != 0 || self.pool.unrecorded() != 0 || self.pool.journal_failed()
         {

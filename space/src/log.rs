@@ -176,14 +176,23 @@ impl OpenArea {
 
     /// Writes what was read once more, durably. If a sync failed before the pool was opened, the
     /// page cache may show blocks that are not on the disk, and a journal that is continued behind
-    /// them would end at them after a power cut.
+    /// them would end at them after a power cut. Of a pool that was closed only the last commit may
+    /// be such.
     pub(crate) fn rewrite(&self, member: &Member, pool: Uuid, history: &History) -> io::Result<()> {
         let used = (history.place.next_place + 1) % 2;
         member.store.write_at(&history.header.to_block(pool), self.checkpoints[used as usize].start)?;
-        self.write_blocks(member, history.header.position.sequence, &history.blocks)?;
+        let all = (history.blocks.len() / BLOCK_BYTES) as u64;
+        let again = if history.is_closed() { all.min(LAST_BLOCKS) } else { all };
+        let from = (all - again) as usize * BLOCK_BYTES;
+        if again > 0 {
+            self.write_blocks(member, history.header.position.sequence + all - again, &history.blocks[from..])?;
+        }
         member.sync_all()
     }
 }
+
+/// Blocks that the commit of a close has at most.
+const LAST_BLOCKS: u64 = 16;
 
 /// Length of a read of the journal.
 const PIECE_BYTES: u64 = 256 << 10;

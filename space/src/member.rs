@@ -80,8 +80,7 @@ impl Member {
     /// A sync has ended.
     pub(crate) fn sync_ended(&self, result: &io::Result<()>) {
         if let Err(error) = result {
-            let _ = self.failed_sync.set((error.kind(), error.to_string()));
-            self.unsynced.store(true, Ordering::Release);
+            self.sync_failed(error);
         }
         self.syncs.fetch_sub(1, Ordering::AcqRel);
     }
@@ -119,6 +118,12 @@ impl Member {
                 Err(io::Error::new(*kind, what))
             }
         }
+    }
+
+    /// A sync has failed, or a durable write.
+    pub(crate) fn sync_failed(&self, error: &io::Error) {
+        let _ = self.failed_sync.set((error.kind(), error.to_string()));
+        self.unsynced.store(true, Ordering::Release);
     }
 
     /// Whether a sync has failed.

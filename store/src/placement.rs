@@ -57,6 +57,10 @@ pub trait Placement: Send + Sync + fmt::Debug {
     /// store's own methods.
     fn release(&self, member: u8, hold: u64, access: Access, ok: bool);
 
+    /// A write of a copy that was to be durable has failed, perhaps its sync: earlier writes of the
+    /// member may be lost. Called before [`Placement::release`].
+    fn sync_failed(&self, member: u8, error: &io::Error);
+
     /// The members whose files a sync of this store must sync, one bit for each number. All writes
     /// that completed before the call are covered. `None` if only the store's own sync will do.
     fn unsynced(&self) -> Option<u64>;

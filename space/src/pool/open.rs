@@ -156,9 +156,7 @@ impl Pool {
             newest.areas.iter().map(|area| (area.member, OpenArea::new(area, newest.slab_shift))).collect();
         let (history, holder, differ) = longest_history(newest, &areas, &members)?;
         let best = areas.iter().find(|(number, _)| *number == holder);
-        if let (true, Some((_, area)), Some(member)) =
-            (is_writable && !history.is_closed(), best, members[usize::from(holder)].get())
-        {
+        if let (true, Some((_, area)), Some(member)) = (is_writable, best, members[usize::from(holder)].get()) {
             let rewritten = area.rewrite(member, newest.pool, &history);
             rewritten.map_err(|error| SpaceError::io("write the journal", &member.path, error))?;
         }

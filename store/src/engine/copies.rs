@@ -98,12 +98,18 @@ impl Engine {
         let part = &mut self.parts[index as usize];
         let Some(copy) = part.copy_of.take() else { return };
         let (is_sync, access) = (part.action == Action::Sync, part.access());
+        let was_durable = matches!(part.action, Action::Write { durable: true } | Action::WriteAgain);
         part.target = copy.target;
         part.file_offset_bytes = part.file_offset_bytes.wrapping_add(copy.back_bytes);
         let store = &self.targets[copy.target as usize].store;
         match store.placement() {
             Some(placement) if is_sync => placement.synced(copy.member, &result),
-            Some(placement) => placement.release(copy.member, copy.hold, access, result.is_ok()),
+            Some(placement) => {
+                if let (Err(error), true) = (&result, was_durable) {
+                    placement.sync_failed(copy.member, error);
+                }
+                placement.release(copy.member, copy.hold, access, result.is_ok());
+            }
             None => {}
         }
         match result {

@@ -80,6 +80,10 @@ impl Placement for Mirror {
         self.say(format!("{access:?} {hold} of {member}: {ok}"));
     }
 
+    fn sync_failed(&self, member: u8, _error: &io::Error) {
+        self.say(format!("sync of {member} may have failed"));
+    }
+
     fn unsynced(&self) -> Option<u64> {
         Some(self.unsynced.swap(0, Ordering::Relaxed))
     }
@@ -247,6 +251,7 @@ fn what_fails_on_a_member_is_repeated_by_the_store() {
             let said = mirror.take_said();
             assert!(said.starts_with(&["Write 6 of 0: false".into(), "Write 6 of 1: true".into()]), "{said:?}");
             assert!(said.contains(&"own write 6".into()), "{said:?}");
+            assert_eq!(said.contains(&"sync of 0 may have failed".into()), durable);
         }
         engine.read_one(2, 0, target, 6 * UNIT, IoBuf::new(len), 0..len);
         let (result, buf) = reaped(&mut engine);
