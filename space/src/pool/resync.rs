@@ -60,10 +60,10 @@ impl Pool {
         while at < self.slab_bytes() {
             let len = (PIECE_BYTES as u64).min(self.slab_bytes() - at) as usize;
             from.store.read_at(&mut ours[..len], source.offset_bytes(self.slab_shift) + at)?;
-            for &(copy, to, _) in copies.iter().filter(|(copy, ..)| *copy != source) {
+            for &(copy, to, stale) in copies.iter().filter(|(copy, ..)| *copy != source) {
                 let place = copy.offset_bytes(self.slab_shift) + at;
-                let result = to.store.read_at(&mut theirs[..len], place);
-                if result.is_ok() && ours[..len] == theirs[..len] {
+                // What a stale copy shows may be in the page cache only, since a sync failed.
+                if !stale && to.store.read_at(&mut theirs[..len], place).is_ok() && ours[..len] == theirs[..len] {
                     continue;
                 }
                 match to.store.write_at(&ours[..len], place) {
@@ -93,6 +93,7 @@ impl Pool {
             entry.set_unequal(false);
         }
         self.sync_members()?;
+        self.commit_all()?;
         self.clean_idle(self.epoch().wrapping_add(1));
         self.commit_all()?;
         Ok(compared)
@@ -110,6 +111,11 @@ impl Pool {
     /// Makes the dirty slabs clean that were not written in `epoch`. All writes before are synced.
     fn clean_idle(&self, epoch: u8) -> Option<Ticket> {
         let mut state = lock(&self.state);
+        // The copies of a member that was just lost become stale when the map knows of it, and only
+        // those of dirty slabs.
+        if self.failing.load(Ordering::Acquire) & !state.lost_in_map != 0 {
+            return None;
+        }
         let mut cleaned: Vec<(u32, u32)> = Vec::new();
         for &(number, index) in &state.dirty {
             let Some(file) = self.file(number) else { continue };
@@ -149,6 +155,7 @@ impl Pool {
         let has_idle = lock(&self.state).dirty.iter().any(idle);
         if has_idle {
             self.sync_members()?;
+            self.commit_all()?;
             self.clean_idle(epoch);
         }
         let more = self.resync_stale()?;
@@ -228,6 +235,7 @@ impl Pool {
         }
         let epoch = self.epoch.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
         self.sync_members()?;
+        self.commit_all()?;
         self.clean_idle(epoch);
         self.commit_all()?;
         if self.is_closed.load(Ordering::Acquire) {
