@@ -19,7 +19,7 @@ use crate::{
     registry::{Known, Registry},
 };
 use diskwright_format::space::change::Tier;
-use diskwright_store::{FileFacts, FileSystem, Files, OpenError, OpenOptions, Store};
+use diskwright_store::{CacheMode, FileFacts, FileSystem, Files, OpenError, OpenOptions, Store};
 use std::{
     collections::HashMap,
     io,
@@ -95,6 +95,11 @@ impl Spaces {
     /// # Errors
     /// See [`Pool::open`]; [`SpaceError::Unknown`].
     pub fn pool(&self, name: &str, writable: bool) -> Result<Arc<Pool>> {
+        self.pool_with(name, writable, CacheMode::PageCache)
+    }
+
+    /// As [`Spaces::pool`]. A pool that is not open yet is opened with this cache mode.
+    fn pool_with(&self, name: &str, writable: bool, cache: CacheMode) -> Result<Arc<Pool>> {
         let mut open = lock(&self.open);
         if let Some(pool) = open.get(name) {
             if !writable || pool.is_writable() {
@@ -108,7 +113,7 @@ impl Spaces {
         let known = self.registry.find(name)?;
         let started = Instant::now();
         let pool = loop {
-            match open_known(&known, writable) {
+            match open_known(&known, writable, cache) {
                 Err(SpaceError::Open(OpenError::Locked { .. })) if started.elapsed() < PATIENCE => {
                     thread::sleep(Duration::from_millis(50));
                 }
@@ -132,19 +137,23 @@ impl Spaces {
     }
 
     fn at(&self, path: &Path, writable: bool) -> Result<(Arc<Pool>, String)> {
+        self.at_with(path, writable, CacheMode::PageCache)
+    }
+
+    fn at_with(&self, path: &Path, writable: bool, cache: CacheMode) -> Result<(Arc<Pool>, String)> {
         let (pool, name) = split(path)?;
         let why = "it names a pool, not a disk: expected space://POOL/NAME";
         let name = name.ok_or_else(|| SpaceError::BadName { name: path.display().to_string(), why })?;
-        Ok((self.pool(&pool, writable)?, name))
+        Ok((self.pool_with(&pool, writable, cache)?, name))
     }
 }
 
 /// Opens a pool for writing; for reading, if that is enough and writing is not possible.
-fn open_known(known: &Known, writable: bool) -> Result<Pool> {
-    let options = PoolOptions { writable: true, whole: !writable, ..PoolOptions::default() };
+fn open_known(known: &Known, writable: bool, cache: CacheMode) -> Result<Pool> {
+    let options = PoolOptions { writable: true, whole: !writable, cache, ..PoolOptions::default() };
     match Pool::open(&known.members, &options) {
         Err(SpaceError::ReadOnly { .. } | SpaceError::Open(_)) if !writable => {
-            Pool::open(&known.members, &PoolOptions::default())
+            Pool::open(&known.members, &PoolOptions { cache, ..PoolOptions::default() })
         }
         result => result,
     }
@@ -180,7 +189,8 @@ fn open_error(path: &Path, error: SpaceError) -> OpenError {
 
 impl FileSystem for Spaces {
     fn open(&self, path: &Path, options: &OpenOptions) -> Result<Arc<dyn Store>, OpenError> {
-        let (pool, name) = self.at(path, options.writable).map_err(|error| open_error(path, error))?;
+        let (pool, name) =
+            self.at_with(path, options.writable, options.cache).map_err(|error| open_error(path, error))?;
         if options.create_new {
             let new = NewFile { len_bytes: 0, copies: pool.default_copies(), tier: Tier::Any };
             pool.create_file(&name, new).map_err(|error| open_error(path, error))?;

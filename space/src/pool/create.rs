@@ -20,7 +20,7 @@ use diskwright_format::space::{
     last_superblock_at, slabs_of,
     superblock::{Area, Class, LINEAGE, Member as Row, MemberState, Superblock},
 };
-use diskwright_store::Files;
+use diskwright_store::{CacheMode, Files};
 use std::{path::PathBuf, sync::Arc};
 use uuid::Uuid;
 
@@ -144,8 +144,10 @@ impl Pool {
 
 /// Opens files and devices that are to become members.
 fn open_new(members: &[NewMember], options: &PoolCreateOptions) -> Result<Vec<MemberFile>> {
-    let opened: Vec<MemberFile> =
-        members.iter().map(|member| open_member(&member.path, true, &options.files)).collect::<Result<_>>()?;
+    let opened: Vec<MemberFile> = members
+        .iter()
+        .map(|member| open_member(&member.path, true, CacheMode::PageCache, &options.files))
+        .collect::<Result<_>>()?;
     for (place, one) in opened.iter().enumerate() {
         let identity = one.store.identity();
         if identity.is_some() && opened[..place].iter().any(|other| other.store.identity() == identity) {

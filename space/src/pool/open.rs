@@ -21,7 +21,7 @@ use diskwright_format::space::{
     MEMBERS_MAX, slabs_of,
     superblock::{MemberState, Superblock},
 };
-use diskwright_store::{Files, LockMode, OpenOptions, Store};
+use diskwright_store::{CacheMode, Files, LockMode, OpenOptions, Store};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     path::{Path, PathBuf},
@@ -40,6 +40,8 @@ pub struct PoolOptions {
     pub whole: bool,
     /// Write it although no majority of its members is there.
     pub force_degraded: bool,
+    /// Whether transfers to the members bypass the page cache.
+    pub cache: CacheMode,
     /// Where the members' files are.
     pub files: Files,
 }
@@ -51,9 +53,9 @@ pub(crate) struct MemberFile {
     pub(crate) size_bytes: u64,
 }
 
-pub(crate) fn open_member(path: &Path, writable: bool, files: &Files) -> Result<MemberFile> {
+pub(crate) fn open_member(path: &Path, writable: bool, cache: CacheMode, files: &Files) -> Result<MemberFile> {
     let lock = if writable { LockMode::Exclusive } else { LockMode::Shared };
-    let store = files.open(path, &OpenOptions { writable, lock, ..OpenOptions::default() })?;
+    let store = files.open(path, &OpenOptions { writable, lock, cache, ..OpenOptions::default() })?;
     let size_bytes = store.len_bytes().map_err(|error| SpaceError::io("find out the size", path, error))?;
     Ok(MemberFile { path: path.to_owned(), store, size_bytes })
 }
@@ -270,7 +272,7 @@ fn find(paths: &[PathBuf], options: &PoolOptions) -> Result<Found> {
     let mut found = Found { members: Vec::new(), absent: Vec::new() };
     let mut first_error = None;
     for path in paths {
-        let opened = open_member(path, options.writable, &options.files);
+        let opened = open_member(path, options.writable, options.cache, &options.files);
         let read = opened.and_then(|file| {
             let superblock = Member::read_superblock(&*file.store, &file.path)?;
             Ok((file, superblock))

@@ -10,7 +10,7 @@ use diskwright_format::space::{
     slabs_of,
     superblock::{Class, MemberState, Superblock},
 };
-use diskwright_store::{Files, LockMode, OpenOptions};
+use diskwright_store::{CacheMode, Files, LockMode, OpenOptions};
 use std::{path::PathBuf, sync::atomic::Ordering};
 use uuid::Uuid;
 
@@ -211,7 +211,7 @@ impl Pool {
     /// # Errors
     /// It is no member, or it is in use.
     pub fn wipe(path: &std::path::Path, files: &Files) -> Result<()> {
-        let file = open_member(path, true, files)?;
+        let file = open_member(path, true, CacheMode::PageCache, files)?;
         let superblock = Member::read_superblock(&*file.store, path)?;
         let size_bytes = superblock.member(superblock.number).map_or(file.size_bytes, |row| row.size_bytes);
         let member = Member::new(superblock.number, Class::Ssd, size_bytes, path, file.store);
