@@ -19,7 +19,9 @@ use diskwright_format::space::{
     change::{Change, Tier},
     superblock::Class,
 };
-use diskwright_store::{Access, CopyAt, DataFile, FileRange, LockMode, OpenError, Placed, Placement, Store, Zeroing};
+use diskwright_store::{
+    Access, CopyAt, DataFile, FileRange, LockMode, OpenError, Placed, Placement, SectorSizes, Store, Zeroing,
+};
 use std::{
     io,
     path::{Path, PathBuf},
@@ -306,6 +308,14 @@ impl Store for SpaceFile {
 
     fn identity(&self) -> Option<(u64, u64)> {
         Some((identity_of(&self.pool), u64::from(self.file.number)))
+    }
+
+    fn sector_bytes(&self) -> SectorSizes {
+        let sizes = self.pool.live_members().map(|member| member.store.sector_bytes());
+        sizes.fold(SectorSizes { logical_bytes: 512, physical_bytes: 4096 }, |all, one| SectorSizes {
+            logical_bytes: all.logical_bytes.max(one.logical_bytes),
+            physical_bytes: all.physical_bytes.max(one.physical_bytes),
+        })
     }
 
     fn share_lock(&self) -> io::Result<()> {
