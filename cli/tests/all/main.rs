@@ -70,6 +70,7 @@ mod server_death;
 mod several;
 mod smb;
 mod snapshot;
+mod space;
 mod split_raw;
 mod streams;
 mod terminal;

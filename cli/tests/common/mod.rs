@@ -83,6 +83,8 @@ impl Workshop {
         command.args(line).current_dir(self.dir.path()).env_remove("NO_COLOR").env("TERM", "xterm-256color");
         // Tests wait for a step by its line.
         command.env("DISKWRIGHT_PROGRESS", "steps");
+        // Its own pools.
+        command.env("DISKWRIGHT_SPACES", self.path(".spaces"));
         command
     }
 

@@ -80,7 +80,10 @@ impl Pool {
         let (mut used, mut back) = (Vec::new(), 0_u64);
         for (file, superblock) in found.members {
             let number = superblock.number;
-            let Some(row) = newest.member(number) else { continue };
+            let Some(row) = newest.member(number) else {
+                warnings.push(format!("pool {name}: {}: it is not a member any more", file.path.display()));
+                continue;
+            };
             if file.size_bytes < row.size_bytes {
                 let (path, found_bytes) = (file.path, file.size_bytes);
                 return Err(SpaceError::CutShort { path, found_bytes, expected_bytes: row.size_bytes, pool: name });

@@ -1,0 +1,170 @@
+//! `diskwright space`, and disks whose names begin with `space://`.
+
+use crate::common::{Running, Workshop};
+use serde_json::Value;
+use std::{
+    fs,
+    os::unix::fs::FileExt,
+    process::Stdio,
+    thread,
+    time::{Duration, Instant},
+};
+
+fn vault() -> Workshop {
+    let shop = Workshop::new();
+    shop.ok("space create vault --member a.img:ssd --member b.img:hdd --size 64M");
+    shop
+}
+
+fn pool(shop: &Workshop) -> Value {
+    shop.json("space status vault")["pools"][0].clone()
+}
+
+#[test]
+fn a_pool_is_created_shown_forgotten_and_imported() {
+    let shop = vault();
+    let shown = shop.ok("space status");
+    let expected = "\
+vault: complete; 2 copies, slabs of 1 MiB
+
+member  class  state     size    free  journal  path
+     0  ssd    active  64 MiB  59 MiB  yes      ";
+    assert!(shown.starts_with(expected), "{shown}");
+    let error = shop.fails(1, "space create vault --member c.img --size 64M");
+    assert!(error.contains("a pool \"vault\" is known on this machine already"), "{error}");
+    let error = shop.fails(1, "space create other --member a.img");
+    assert!(error.contains("it is a member of the pool vault") && error.contains("--force"), "{error}");
+    let error = shop.fails(1, "space create other --member nothing.img");
+    assert!(error.contains("no such file or device; --size creates files"), "{error}");
+    let error = shop.fails(2, "space create other --member d.img --size 64M --copies 2");
+    assert!(error.contains("each on another member"), "{error}");
+    let error = shop.fails(2, "space create other --member d.img --slab-size 100k");
+    assert!(error.contains("a power of two from 256 KiB to 64 MiB"), "{error}");
+    shop.ok("space export vault");
+    let error = shop.fails(1, "info space://vault/disk");
+    assert!(error.contains("no pool \"vault\" is known"), "{error}");
+    let error = shop.fails(1, "space import nothing.img");
+    assert!(error.contains("nothing.img"), "{error}");
+    shop.ok("space import a.img b.img");
+    assert_eq!(pool(&shop)["degraded"], false);
+}
+
+#[test]
+fn an_image_in_a_pool_lives_like_one_in_a_folder() {
+    let shop = vault();
+    shop.ok("create space://vault/vm.vhdx --size 64M");
+    let error = shop.fails(1, "create space://vault/vm.vhdx --size 64M");
+    assert!(error.contains("space://vault/vm.vhdx"), "{error}");
+    shop.ok("io space://vault/vm.vhdx -c 'write -P 7 1M 64K' -c flush");
+    shop.ok("snapshot space://vault/vm.vhdx --name base");
+    shop.ok("io space://vault/vm.vhdx -c 'write -P 8 2M 64K' -c flush");
+    let chain = shop.json("info --chain space://vault/vm.vhdx");
+    assert_eq!(chain["chain"].as_array().map(Vec::len), Some(2), "{chain}");
+    shop.ok("convert space://vault/vm.vhdx space://vault/copy.qcow2 --verify");
+    shop.ok("convert space://vault/copy.qcow2 out.raw");
+    shop.ok("compare space://vault/vm.vhdx out.raw");
+    shop.ok("check space://vault/vm.vhdx");
+    shop.ok("resize space://vault/copy.qcow2 128M");
+    shop.ok("move space://vault/copy.qcow2 space://vault/moved.vhdx");
+    shop.ok("io space://vault/moved.vhdx -c 'read -P 7 1M 64K' -c 'read -P 8 2M 64K'");
+    shop.ok("merge space://vault/vm.vhdx");
+    let names = |pool: &Value| -> Vec<String> {
+        pool["disks"].as_array().unwrap().iter().map(|disk| disk["name"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(names(&pool(&shop)), ["moved.vhdx", "vm_base.avhdx"]);
+    shop.ok("io space://vault/vm_base.avhdx -c 'read -P 7 1M 64K' -c 'read -P 8 2M 64K'");
+    shop.ok("space disk create space://vault/scratch --size 10M --copies 1 --tier slow");
+    shop.ok("io space://vault/scratch --format raw -c 'write -P 9 0 1M'");
+    let error = shop.fails(2, "space disk create space://vault/odd --size 1000");
+    assert!(error.contains("whole sectors"), "{error}");
+    let error = shop.fails(1, "space disk remove space://vault/nothing");
+    assert!(error.contains("the pool has no such disk"), "{error}");
+    let before = pool(&shop);
+    let scratch = &before["disks"][1];
+    assert_eq!((&scratch["copies"], &scratch["allocated"]), (&1.into(), &(1 << 20).into()), "{before}");
+    assert_eq!(before["members"][0]["free"], before["members"][1]["free"].as_u64().unwrap() + (1 << 20));
+    shop.ok("space disk remove space://vault/scratch");
+    assert_eq!(names(&pool(&shop)).len(), 2);
+    assert_eq!(pool(&shop)["disks"][0]["dirty"], 0);
+}
+
+#[test]
+fn a_lost_member_is_replaced_while_the_disk_keeps_its_contents() {
+    let shop = vault();
+    shop.ok("create space://vault/vm.vhdx --size 32M");
+    shop.ok("io space://vault/vm.vhdx -c 'write -P 7 0 8M' -c flush");
+    fs::rename(shop.path("b.img"), shop.path("away")).unwrap();
+    let shown = shop.run("space status vault");
+    assert!(shown.stdout.starts_with("vault: degraded") && shown.stderr.contains("b.img"), "{shown:?}");
+    // Reading is allowed and records nothing. Writing is not: the other half may go on alone.
+    shop.ok("io -r space://vault/vm.vhdx -c 'read -P 7 0 8M'");
+    let error = shop.fails(1, "io space://vault/vm.vhdx -c 'write -P 8 0 1M'");
+    assert!(error.contains("only 1 of its 2 members are there") && error.contains("--force-degraded"), "{error}");
+    shop.ok("space import a.img --force-degraded");
+    shop.ok("io space://vault/vm.vhdx -c 'write -P 8 0 1M' -c flush");
+    let degraded = pool(&shop);
+    assert_eq!((&degraded["degraded"], &degraded["members"][1]["state"]), (&true.into(), &"lost".into()));
+    shop.ok("space replace vault 1 c.img:hdd --size 64M");
+    let whole = pool(&shop);
+    assert_eq!((&whole["degraded"], &whole["disks"][0]["degraded"]), (&false.into(), &0.into()), "{whole}");
+    // What was lost comes back, and is not a member any more.
+    let ended = shop.run("space import a.img away c.img");
+    assert!(ended.code == Some(0) && ended.stderr.contains("away: it is not a member any more"), "{ended:?}");
+    // Each of the two has everything.
+    fs::remove_file(shop.path("a.img")).unwrap();
+    shop.ok("io -r space://vault/vm.vhdx -c 'read -P 8 0 1M' -c 'read -P 7 1M 7M'");
+}
+
+#[test]
+fn a_killed_server_loses_nothing_that_was_flushed_and_the_copies_become_equal() {
+    let shop = vault();
+    shop.ok("create space://vault/disk.raw --size 16M");
+    let mut server = Running::start(
+        shop.command(&["serve", "disk=space://vault/disk.raw", "--nbd", "./nbd.sock"]).stdout(Stdio::null()),
+    );
+    let started = Instant::now();
+    while !shop.path("nbd.sock").exists() {
+        assert!(started.elapsed() < Duration::from_secs(20), "the server does not listen");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let uri = "nbd+unix:///disk?socket=nbd.sock";
+    let shown = shop.ok("space status vault");
+    assert!(shown.contains("It is in use") && !shown.contains("disk.raw"), "{shown}");
+    let error = shop.fails(1, "io space://vault/disk.raw -c 'read 0 4K'");
+    assert!(error.contains("in use"), "{error}");
+    // Right before the kill: after a few seconds the slabs would be clean.
+    shop.ok(&format!("io '{uri}' -c 'write -P 5 0 4M' -c flush"));
+    server.kill().unwrap();
+    server.wait().unwrap();
+    drop(server);
+    // One copy did not get the last write.
+    let member = fs::OpenOptions::new().read(true).write(true).open(shop.path("b.img")).unwrap();
+    let bytes = fs::read(shop.path("b.img")).unwrap();
+    let at = bytes.windows(4096).step_by(4096).position(|block| block.iter().all(|&byte| byte == 5)).unwrap() * 4096;
+    member.write_all_at(&[6; 4096], at as u64).unwrap();
+    drop(member);
+    let ended = shop.run("io space://vault/disk.raw -c 'read -P 5 0 4M'");
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let bytes = fs::read(shop.path("b.img")).unwrap();
+    assert!(bytes[at..at + 4096].iter().all(|&byte| byte == 5), "the copy was made equal");
+    assert_eq!(pool(&shop)["disks"][0]["dirty"], 0);
+}
+
+#[test]
+fn members_join_and_leave() {
+    let shop = vault();
+    shop.ok("create space://vault/disk.raw --size 16M");
+    shop.ok("io space://vault/disk.raw --format raw -c 'write -P 3 0 16M'");
+    let error = shop.fails(2, "space remove vault a.img");
+    assert!(error.contains("too few members are left; add one first"), "{error}");
+    let error = shop.fails(2, "space remove vault other.img");
+    assert!(error.contains("it has no member other.img"), "{error}");
+    shop.ok("space add vault --member c.img --member d.img --size 64M");
+    assert_eq!(pool(&shop)["members"].as_array().map(Vec::len), Some(4));
+    shop.ok("space remove vault a.img");
+    let after = pool(&shop);
+    assert_eq!((after["members"].as_array().map(Vec::len), &after["degraded"]), (Some(3), &false.into()), "{after}");
+    // It is a file like any other now.
+    shop.ok("space create second --member a.img");
+    shop.ok("io space://vault/disk.raw --format raw -c 'read -P 3 0 16M'");
+}
