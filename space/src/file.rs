@@ -15,7 +15,7 @@ use crate::{
     slab_table::{Entry, Slab},
 };
 use diskwright_format::space::{
-    Copy,
+    Copy, FILE_SLABS_MAX,
     change::{Change, Tier},
     superblock::Class,
 };
@@ -250,7 +250,7 @@ impl Store for SpaceFile {
     }
 
     fn check_len(&self, len_bytes: u64) -> io::Result<()> {
-        let most_bytes = u64::from(u32::MAX) << self.pool.slab_shift();
+        let most_bytes = u64::from(FILE_SLABS_MAX) << self.pool.slab_shift();
         if len_bytes > most_bytes { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(()) }
     }
 

@@ -19,7 +19,7 @@ use crate::{
     slab_table::{Entry, Slab},
 };
 use diskwright_format::space::{
-    Copy,
+    Copy, FILE_SLABS_MAX,
     change::{Change, SlabRun, SlabState, Tier},
     superblock::{Class, MemberState},
 };
@@ -31,6 +31,7 @@ const AHEAD_MAX: u32 = 64;
 
 /// Slabs that become dirty together: an aligned group of this many.
 const DIRTY_GROUP: u32 = 16;
+const _: () = assert!(FILE_SLABS_MAX.is_multiple_of(DIRTY_GROUP));
 
 /// What is written.
 #[derive(Clone, std::marker::Copy)]
@@ -202,11 +203,6 @@ impl SpaceFile {
     fn make_dirty(&self, index: u32) -> io::Result<()> {
         let first = index - index % DIRTY_GROUP;
         let change = Change::State { file: self.file.number, first, count: DIRTY_GROUP, state: SlabState::Dirty };
-        let change = if first.checked_add(DIRTY_GROUP).is_some() {
-            change
-        } else {
-            Change::State { file: self.file.number, first: index, count: 1, state: SlabState::Dirty }
-        };
         let mut state = lock(self.pool_state());
         let ticket = self.pool.append(&mut state, &change);
         drop(state);

@@ -25,7 +25,7 @@
 //! *dirty* become stale. When a slab becomes dirty while a member is lost, its copy on that member
 //! becomes stale. So nothing needs to be written for the stale copies themselves.
 
-use super::{COPIES_MAX, Copy, Invalid, MEMBERS_MAX, NAME_BYTES_MAX, Result, u32_at, u64_at};
+use super::{COPIES_MAX, Copy, FILE_SLABS_MAX, Invalid, MEMBERS_MAX, NAME_BYTES_MAX, Result, u32_at, u64_at};
 
 const STRUCTURE: &str = "change of a space's map";
 /// Length of a change before its fields.
@@ -328,6 +328,7 @@ fn parse(bytes: &[u8]) -> Result<(Change<'_>, usize)> {
         if wanted { Ok(()) } else { invalid(1, format!("{len} bytes of kind {kind}"), "the length of this kind") }
     };
     let (file, second, third) = (u32_at(body, 0), u32_at(body, 4), u32_at(body, 8));
+    let is_range = |first: u32, count: u32| first.checked_add(count).is_some_and(|end| end <= FILE_SLABS_MAX);
     let member = |body: &[u8]| match *body {
         [member] if usize::from(member) < MEMBERS_MAX => Ok(member),
         _ => invalid(4, "a member without a number".into(), "a number below 64"),
@@ -367,7 +368,7 @@ fn parse(bytes: &[u8]) -> Result<(Change<'_>, usize)> {
             expects(len >= 9 && (1..=COPIES_MAX).contains(&usize::from(body[8])))?;
             let slabs = SlabRun::new(body[8], &body[9..]);
             let slab_bytes = SlabRun::slab_bytes(slabs.copies);
-            expects(slabs.bytes.len().is_multiple_of(slab_bytes) && second.checked_add(slabs.count()).is_some())?;
+            expects(slabs.bytes.len().is_multiple_of(slab_bytes) && is_range(second, slabs.count()))?;
             for (index, slab) in slabs.bytes.chunks_exact(slab_bytes).enumerate() {
                 let has_copies = slab[1..].chunks_exact(4).all(|copy| Copy::from_bits(u32_at(copy, 0)).is_some());
                 if SlabState::from_byte(slab[0]).is_none() || !has_copies {
@@ -377,15 +378,15 @@ fn parse(bytes: &[u8]) -> Result<(Change<'_>, usize)> {
             Change::Slabs { file, first: second, slabs }
         }
         5 => {
-            expects(len == 13 && second.checked_add(third).is_some())?;
+            expects(len == 13 && is_range(second, third))?;
             Change::State { file, first: second, count: third, state: state(12)? }
         }
         6 => {
-            expects(len == 9)?;
+            expects(len == 9 && is_range(second, 1))?;
             Change::Stale { file, index: second, mask: body[8] & 7 }
         }
         7 => {
-            expects(len == 12 && second.checked_add(third).is_some())?;
+            expects(len == 12 && is_range(second, third))?;
             Change::Unmap { file, first: second, count: third }
         }
         8 => Change::Lost { member: member(body)? },

@@ -33,6 +33,8 @@ pub const BLOCK_BYTES: usize = 4096;
 pub const MEMBERS_MAX: usize = 64;
 /// Number of slabs that a member may have.
 pub const SLABS_MAX: u32 = (1 << 26) - 2;
+/// Number of slabs that a file may have: 256 TiB with slabs of 1 MiB.
+pub const FILE_SLABS_MAX: u32 = 1 << 28;
 /// Number of copies that a slab may have.
 pub const COPIES_MAX: usize = 3;
 /// Number of members that hold an area.

@@ -40,6 +40,7 @@ pub mod peers;
 pub mod samples;
 mod scripted;
 mod session;
+pub mod space;
 pub mod tables;
 pub mod targets;
 pub mod vhost;

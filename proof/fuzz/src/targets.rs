@@ -6,7 +6,7 @@ use crate::{
     mutation::Mutation,
     nvme, ova, peers,
     samples::{Sample, open_chain, samples},
-    tables, vhost, vmdk, volumes, wire,
+    space, tables, vhost, vmdk, volumes, wire,
 };
 use arbitrary::{Arbitrary, Unstructured};
 use diskwright_disk::{Disk, Layer};
@@ -22,7 +22,7 @@ use std::sync::Arc;
 pub type Body = fn(&[u8]);
 
 /// All targets by name. The names are also those of the binaries and of the corpus folders.
-pub const TARGETS: [(&str, Body); 23] = [
+pub const TARGETS: [(&str, Body); 24] = [
     ("parsers", parsers),
     ("open_any", open_any),
     ("open_damaged", open_damaged),
@@ -46,6 +46,7 @@ pub const TARGETS: [(&str, Body); 23] = [
     ("qcow2", tables::qcow2),
     ("vdi", tables::vdi),
     ("heal_damaged", heal_damaged),
+    ("space", space::space),
 ];
 
 /// Maximum bytes that are read at each end of a disk, because damage may make it huge.

@@ -52,7 +52,7 @@ member.
 
 EXAMPLES
   diskwright space create vault --member /dev/nvme0n1 --member /dev/nvme1n1
-  diskwright space create vault --member fast.img:ssd --member slow.img:hdd --copies 1
+  diskwright space create vault --member fast.img:ssd --member slow.img:hdd
   diskwright space create test --member a.img --member b.img --size 10G")]
     Create(CreateArgs),
     /// Show pools, their members and disks, and what is not as it should be.
