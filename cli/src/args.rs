@@ -30,6 +30,8 @@ const AFTER_HELP: &str = "\
 
 SIZES are bytes, or numbers with k, M, G or T (powers of 1024): 512, 64k, 40G.
 
+A FILE may be a disk of a pool: space://POOL/NAME (see `diskwright space`).
+
 A FILE that exists may be an NVMe/TCP URI: nvme://HOST[:PORT]/NQN?nsid=N, or nvme://HOST if the target has one disk, with secrets=FILE if it wants a proof. It may be an iSCSI URI: iscsi://[USER@]HOST[:PORT]/TARGET/LUN, or iscsi://HOST if there is one disk, \
 with secrets=FILE if the target wants CHAP. It may be an NBD URI: nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH; nbds:// and \
 nbds+unix:// require TLS. Parameters follow \"?\", joined by \"&\": timeout=SECONDS (how long to wait for an answer of the server; 0 for no limit), \

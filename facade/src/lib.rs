@@ -168,6 +168,9 @@ pub use diskwright_image::{
 pub use diskwright_iscsi::{ClientError as IscsiError, IscsiDevice, IscsiUri};
 pub use diskwright_nbd::{ClientError, NbdDevice, NbdUri};
 pub use diskwright_nvme::{ClientError as NvmeError, NvmeDevice, NvmeUri};
+/// Pools of members. `space::Spaces::install()` makes names such as `space://POOL/NAME` work in all
+/// functions that take the path of a disk.
+pub use diskwright_space as space;
 pub use diskwright_store::{
     BlockDevice, CacheMode, EngineKind, ErrorCode, Extent, ExtentKind, Files, Geometry, rename_options,
 };

@@ -18,7 +18,7 @@ use diskwright_load::{
     job::{Bytes, Caching},
 };
 use diskwright_stats::numbers::short_size;
-use diskwright_store::{BlockDevice, CacheMode, FileStore, Files, LockMode, RawDevice, Store};
+use diskwright_store::{BlockDevice, CacheMode, Files, LockMode, RawDevice, Store};
 use std::{error::Error, path::Path, sync::Arc};
 
 /// Size of a `null:` target without a size.
@@ -181,13 +181,13 @@ enum TargetKind {
 /// The given format, or else the format found by probing the file.
 fn format_of(path: &Path, how: &OpenHow) -> Result<TargetKind> {
     let options = diskwright_store::OpenOptions { lock: LockMode::None, ..diskwright_store::OpenOptions::default() };
-    let store = FileStore::open(path, &options)?;
+    let store = Files::default().open(path, &options)?;
     if store.is_block_device() {
         return Ok(TargetKind::BlockDevice);
     }
     let format = match how.disk.format {
         Some(format) => format,
-        None => probe(&store, how.writable).map_err(diskwright_disk::DiskError::from)?.format,
+        None => probe(&*store, how.writable).map_err(diskwright_disk::DiskError::from)?.format,
     };
     if format == Format::Raw && parts_of(&Files::default(), path)? == PartRole::Alone {
         return Ok(TargetKind::RawFile);

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! A pool is opened when the first of its names is used, and stays open until [`Spaces::close`]. A
-//! thread then works for it every two seconds: dirty slabs become clean, stale copies are made equal.
+//! thread then works for it every two seconds: dirty slabs become clean, stale copies are made
+//! equal.
 //!
 //! A program that only reads also opens the pool for writing if it can, so that it may write
 //! another file of the pool later. If a member is missing, or the pool cannot be written, it is

@@ -266,8 +266,8 @@ impl SpaceFile {
         self.pool.wait(ticket)
     }
 
-    /// Takes free slabs, each with its copies on different members. While members are lost there are
-    /// fewer copies; they are added when there are enough members again.
+    /// Takes free slabs, each with its copies on different members. While members are lost there
+    /// are fewer copies; they are added when there are enough members again.
     fn take_slabs(&self, count: u32) -> io::Result<Vec<Vec<Copy>>> {
         let mut state = lock(self.pool_state());
         let mut taken: Vec<Vec<Copy>> = Vec::new();

@@ -10,7 +10,7 @@
 //! first completion back and starts the sync.
 
 use crate::{
-    CacheMode, Engine, EngineCompletion, FileStore, LockMode, OpenOptions, TargetId,
+    CacheMode, Engine, EngineCompletion, Files, LockMode, OpenOptions, TargetId,
     file::OpenError,
     queue::{
         BlockDevice, BlockQueue, Completion, Extent, ExtentKind, Geometry, Operation, PushError, QueueOptions, Request,
@@ -31,15 +31,16 @@ pub struct RawDevice {
 }
 
 impl RawDevice {
-    /// Opens a file or a block device, with an exclusive lock for writing and a shared lock for
-    /// reading. Sector sizes are the block device's own, and 512 bytes for a file.
+    /// Opens a file, a block device or a name with a scheme ([`Files::add_scheme`]), with an
+    /// exclusive lock for writing and a shared lock for reading. Sector sizes are the block
+    /// device's own, and 512 bytes for a file.
     pub fn open(path: impl AsRef<Path>, writable: bool, cache: CacheMode) -> Result<Self, OpenError> {
         let path = path.as_ref();
         let lock = if writable { LockMode::Exclusive } else { LockMode::Shared };
-        let store = FileStore::open(path, &OpenOptions { writable, create_new: false, cache, lock })?;
+        let store = Files::default().open(path, &OpenOptions { writable, create_new: false, cache, lock })?;
         let sectors = store.sector_bytes();
         let failed = |source| OpenError::Io { doing: "measure", path: path.to_owned(), source };
-        let mut device = Self::new(Arc::new(store), writable, sectors.logical_bytes).map_err(failed)?;
+        let mut device = Self::new(store, writable, sectors.logical_bytes).map_err(failed)?;
         device.geometry.physical_sector_bytes = sectors.physical_bytes;
         Ok(device)
     }

@@ -1,5 +1,5 @@
-//! Pools of members as cases: writes, flushes, discards, first writes, ticks, reopened pools, names,
-//! members that vanish, come back, join and leave.
+//! Pools of members as cases: writes, flushes, discards, first writes, ticks, reopened pools,
+//! names, members that vanish, come back, join and leave.
 //!
 //! ```text
 //!   prepare ─▶ a pool with one disk
@@ -8,8 +8,8 @@
 //!           ─▶ perhaps another session, judged without a cut
 //! ```
 //!
-//! A member that vanishes fails every operation from then on; its file stays as it was, and is there
-//! again when a state is judged: a copy that is old must never be shown.
+//! A member that vanishes fails every operation from then on; its file stays as it was, and is
+//! there again when a state is judged: a copy that is old must never be shown.
 
 use crate::{
     dice::Dice,

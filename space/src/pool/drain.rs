@@ -219,7 +219,8 @@ impl Pool {
         let is_it = |copy: &Option<Copy>| copy.map(|copy| copy.member) == number;
         let place = copies.iter().position(is_it).filter(|&place| place < usize::from(file.copies));
         let (Some(place), Some(state_now)) = (place, slab.state()) else { return Ok(()) };
-        // The first one, which is the source of a resync too: the copies of a dirty slab may differ.
+        // The first one, which is the source of a resync too: the copies of a dirty slab may
+        // differ.
         let sources = slab.good_copies().filter(|copy| self.live_member(copy.member).is_some());
         let taken = self.take_elsewhere(&copies)?;
         let mut copied =

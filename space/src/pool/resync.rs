@@ -175,7 +175,7 @@ impl Pool {
                 let slab = entry.load();
                 let has_stale = slab.stale() != 0 && self.live_copies(slab).iter().any(|(.., stale)| *stale);
                 let has_few = slab.copies().iter().flatten().count() < usize::from(file.copies);
-                if !has_stale && !slab.is_unequal() && !(has_few && enough) {
+                if !(has_stale || slab.is_unequal() || has_few && enough) {
                     continue;
                 }
                 if started.elapsed() > ROUND {

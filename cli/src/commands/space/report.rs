@@ -59,7 +59,8 @@ struct MemberReport {
     path: Option<String>,
     /// `ssd` or `hdd`.
     class: &'static str,
-    /// `active`, `leaving` (it is being drained), `missing`, or `lost` (the pool goes on without it).
+    /// `active`, `leaving` (it is being drained), `missing`, or `lost` (the pool goes on without
+    /// it).
     state: &'static str,
     /// Its size in bytes.
     size: u64,
