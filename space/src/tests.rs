@@ -3,7 +3,9 @@
 use crate::{
     Class, Health, NewFile, NewMember, Pool, PoolCreateOptions, PoolOptions, Result, SpaceError, SpaceFile, Tier,
 };
-use diskwright_store::{BlockDevice, Blocking, EngineKind, FileRange, LockMode, RawDevice, Store, Zeroing};
+use diskwright_store::{
+    BlockDevice, Blocking, Engine, EngineKind, FileRange, IoBuf, LockMode, RawDevice, Store, Zeroing,
+};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -475,5 +477,39 @@ fn members_join_and_leave_and_lost_copies_are_rebuilt() {
     for path in &bench.paths {
         let pool = Pool::open(std::slice::from_ref(path), &PoolOptions::default()).unwrap();
         assert!(contents(&file(&Arc::new(pool))) == model);
+    }
+}
+
+#[test]
+fn a_write_to_a_populated_mirror_is_one_transfer_a_copy_and_a_flush_one_sync_a_member() {
+    let (_bench, pool) = Bench::pool(&[16 * MIB, 16 * MIB], 2, 4 * MIB);
+    let store: Arc<dyn Store> = file(&pool);
+    store.write_at(&vec![1; 4 << 20], 0).unwrap();
+    store.sync_data().unwrap();
+    for kind in [EngineKind::Auto, EngineKind::Sync] {
+        let mut engine = Engine::new(kind, 8, None).unwrap();
+        let target = engine.add_target(&store).unwrap();
+        let mut done = Vec::new();
+        for request in 0..128_u64 {
+            let buf = IoBuf::new(4096);
+            engine.write_one(request, 0, target, request * 8192, buf, 0..4096, false);
+            engine.reap(1, &mut done).unwrap();
+            if request % 32 == 31 {
+                let slot = engine.begin(request, 0, None);
+                engine.sync(&slot, target);
+                engine.end(slot);
+                engine.reap(1, &mut done).unwrap();
+            }
+        }
+        assert!(done.iter().all(|ended| ended.result.is_ok()));
+        // 128 writes and 4 flushes, on two members each.
+        let stats = engine.stats();
+        assert_eq!((stats.parts, stats.pool_parts), (2 * 128 + 2 * 4, 0), "{kind:?}");
+        // A flush without a write before it syncs nothing.
+        let slot = engine.begin(1, 0, None);
+        engine.sync(&slot, target);
+        engine.end(slot);
+        engine.reap(1, &mut done).unwrap();
+        assert_eq!(engine.stats().parts, stats.parts);
     }
 }

@@ -16,6 +16,7 @@ use crate::{
     fault::OpKind,
     faulty::{FaultyCase, Reported},
     ledger::{Ledger, Version, Window, stamp},
+    mutation::Phase,
     stage::{Case, Depth, Outcome, Stage},
     world::World,
 };
@@ -243,7 +244,9 @@ impl SpaceCase {
         let files = Files::new(Arc::new(Fragile { inner: world.files(), gone: Arc::clone(&gone) }));
         let mut paths: Vec<PathBuf> = self.all_paths();
         paths.retain(|path| world.files().facts(path).is_ok());
+        world.phase(Some(Phase::Open));
         let opened = Session::open(&paths, &files);
+        world.phase(None);
         let Ok(mut session) = opened else { return opened.map(|_| ()).or_else(fails) };
         let mut version: Version = 1 + dice.below(1000) as Version * 1000;
         let moment = 5 + dice.below(REQUESTS / 2);
@@ -260,7 +263,10 @@ impl SpaceCase {
             if dice.percent(5) {
                 // Closed, which makes everything durable, and opened again.
                 let mark = ledger.mark();
-                match session.pool.close() {
+                world.phase(Some(Phase::Close));
+                let closed = session.pool.close();
+                world.phase(None);
+                match closed {
                     Ok(()) => ledger.flushed(mark),
                     // The user was told that data are lost; no later flush brings them back.
                     Err(error) => return fails(format!("request {request}: closing: {error}")),
@@ -279,7 +285,8 @@ impl SpaceCase {
                 }
             }
             version += 1;
-            let done = self.request(&mut session, ledger, dice, version, record);
+            let done = self.request(world, &mut session, ledger, dice, version, record);
+            world.phase(None);
             if let Err(error) = done {
                 fails(format!("request {request}: {error}"))?;
             } else if dice.percent(10) {
@@ -297,6 +304,7 @@ impl SpaceCase {
     /// One random request.
     fn request(
         &self,
+        world: &World,
         session: &mut Session,
         ledger: &mut Ledger,
         dice: &mut Dice,
@@ -318,6 +326,7 @@ impl SpaceCase {
                 let mut bytes = vec![0; (count * 512) as usize];
                 stamp(&mut bytes, first, version);
                 let durable = dice.percent(15);
+                world.phase(Some(if durable { Phase::DurableWrite } else { Phase::Command }));
                 let announced = ledger.announce(first, count, version);
                 record(ledger);
                 let result = if dice.percent(50) {
@@ -337,12 +346,14 @@ impl SpaceCase {
             12 => {
                 // A whole slab, which is unmapped.
                 let start = first / slab * slab;
+                world.phase(Some(Phase::Command));
                 let announced = ledger.announce(start, slab, 0);
                 record(ledger);
                 (announced, false, session.queue.discard(start * 512, SLAB_BYTES))
             }
             13..=15 => {
                 let mark = ledger.mark();
+                world.phase(Some(Phase::Flush));
                 session.queue.flush().map_err(failed)?;
                 ledger.flushed(mark);
                 record(ledger);

@@ -11,7 +11,7 @@ use diskwright_proving::{
     resized_copies,
     rule_breaker::BrokenRule,
     sample::Sample,
-    sizes,
+    sizes, space,
     stage::Case,
 };
 
@@ -391,5 +391,25 @@ fn late_answers_come_after_the_operation() {
             broken_below("a late answer to a flush makes durable", case, Mutation::NotDurable(Phase::Flush));
             broken_below("an answer comes after the write was carried out", case, Mutation::AnsweredTooEarly);
         }
+    }
+}
+
+#[test]
+fn a_pool_of_members_keeps_its_orders() {
+    let case = |name: &str| {
+        let all = space::all();
+        *all.iter().find(|case| case.name == name).unwrap_or_else(|| panic!("no case {name}"))
+    };
+    for (rule, name, mutation) in [
+        ("flushed data is durable", "space, one member", Mutation::NotDurable(Phase::Flush)),
+        ("flushed data is durable on every copy", "space, two copies", Mutation::FirstFileOnly(Phase::Flush)),
+        ("writes with FUA are durable", "space, two copies", Mutation::NotDurable(Phase::DurableWrite)),
+        ("a closed pool is durable", "space, one member", Mutation::NotDurable(Phase::Close)),
+        ("slabs are clean after a sync only", "space, two copies", Mutation::FirstFileOnly(Phase::Close)),
+        ("a new slab is zeros before the map names it", "space, one member", Mutation::Unordered(Phase::Command, 1)),
+        ("the journal before the payload", "space, one member", Mutation::NotDurable(Phase::Command)),
+        ("new slabs are zeroed", "space, churning", Mutation::NoZeroing),
+    ] {
+        must_be_caught(rule, &case(name), Some(mutation));
     }
 }
