@@ -132,6 +132,13 @@ impl Files {
         }
     }
 
+    /// Whether a name begins with a scheme of [`Files::add_scheme`]: it is no path of the system.
+    pub fn has_scheme(path: &Path) -> bool {
+        let bytes = path.as_os_str().as_encoded_bytes();
+        let schemes = SCHEMES.read().unwrap_or_else(PoisonError::into_inner);
+        schemes.iter().any(|(scheme, _)| bytes.starts_with(scheme.as_bytes()))
+    }
+
     /// A handle to `system`.
     pub fn new(system: Arc<dyn FileSystem>) -> Self {
         Self(system)
@@ -178,12 +185,12 @@ impl ByScheme {
 
     /// As [`ByScheme::on`], for two paths, which must be of the same file system.
     fn on_both(one: &Path, other: &Path, act: impl FnOnce(&dyn FileSystem) -> io::Result<()>) -> io::Result<()> {
-        let has_scheme = |path: &Path| {
+        let scheme_of = |path: &Path| {
             let bytes = path.as_os_str().as_encoded_bytes();
             let schemes = SCHEMES.read().unwrap_or_else(PoisonError::into_inner);
             schemes.iter().position(|(scheme, _)| bytes.starts_with(scheme.as_bytes()))
         };
-        if has_scheme(one) != has_scheme(other) {
+        if scheme_of(one) != scheme_of(other) {
             return Err(io::ErrorKind::CrossesDevices.into());
         }
         Self::on(one, act)

@@ -25,6 +25,7 @@ use crate::attach::{
     process::Process,
     run_dir::{self, CleanupLock, RunDir},
 };
+use diskwright_store::Files;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -36,6 +37,7 @@ use std::{
     },
     path::{Path, PathBuf},
 };
+use uuid::Uuid;
 
 const SCHEMA: &str = "diskwright.attachment/1";
 
@@ -266,6 +268,11 @@ impl Registry {
     /// # Errors
     /// The image cannot be read.
     pub fn dir_of(&self, file: &Path) -> Result<RecordDir, AttachError> {
+        if Files::has_scheme(file) {
+            // It has no inode that could be looked up without opening its pool.
+            let id = Uuid::new_v5(&Uuid::NAMESPACE_URL, file.as_os_str().as_encoded_bytes());
+            return Ok(RecordDir { dir: self.dir.join(id.to_string()) });
+        }
         let found = fs::metadata(file).map_err(|source| state_error("open", file, source))?;
         let (first, second) =
             if found.file_type().is_block_device() { (found.rdev(), 0) } else { (found.dev(), found.ino()) };
@@ -313,8 +320,12 @@ impl Registry {
     /// [`AttachError::NotAttached`], [`AttachError::State`].
     pub fn find(&self, target: &Path) -> Result<(RecordDir, Record), AttachError> {
         // A path on a mount whose server is gone cannot be resolved, but it can be compared.
-        let whole =
-            fs::canonicalize(target).or_else(|_| std::path::absolute(target)).unwrap_or_else(|_| target.to_owned());
+        let whole = match Files::has_scheme(target) {
+            true => target.to_owned(),
+            false => {
+                fs::canonicalize(target).or_else(|_| std::path::absolute(target)).unwrap_or_else(|_| target.to_owned())
+            }
+        };
         let means = |record: &Record| {
             let partitions = record.partitions.iter().filter_map(|partition| partition.device.as_ref());
             let mounts = record.mounts.iter().map(|mount| &mount.directory);

@@ -23,7 +23,7 @@ use crate::{
     control::identity,
     ublk::{self, UblkError, UblkPlace},
 };
-use diskwright_store::RateLimits;
+use diskwright_store::{Files, RateLimits};
 use std::{
     fs::File,
     io::{BufRead, BufReader},
@@ -39,7 +39,10 @@ use std::{
 /// # Errors
 /// [`AttachError`]. Nothing is left attached then.
 pub fn attach(registry: &Registry, options: &AttachOptions, server: Box<MakeServer>) -> Result<Attached, AttachError> {
-    let file = options.file.canonicalize().map_err(|source| state_error("open", &options.file, source))?;
+    let file = match Files::has_scheme(&options.file) {
+        true => options.file.clone(),
+        false => options.file.canonicalize().map_err(|source| state_error("open", &options.file, source))?,
+    };
     if options.fuse_dir.is_none() && !rustix::process::geteuid().is_root() {
         return Err(AttachError::BadOptions {
             what: format!("{}: block devices need root", options.file.display()),
