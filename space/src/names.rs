@@ -99,14 +99,18 @@ impl Spaces {
         self.pool_with(name, writable, CacheMode::PageCache)
     }
 
-    /// As [`Spaces::pool`]. A pool that is not open yet is opened with this cache mode.
+    /// As [`Spaces::pool`]. A pool of which no disk is open is opened with this cache mode.
     fn pool_with(&self, name: &str, writable: bool, cache: CacheMode) -> Result<Arc<Pool>> {
         let mut open = lock(&self.open);
         if let Some(pool) = open.get(name) {
-            if !writable || pool.is_writable() {
+            let is_used = Arc::strong_count(pool) > 1;
+            // A pool that was only looked at is opened again as it is needed now.
+            let fits = !writable || pool.is_writable();
+            let is_as_wanted = cache == CacheMode::PageCache || pool.cache_mode() == cache;
+            if fits && (is_as_wanted || is_used) {
                 return Ok(Arc::clone(pool));
             }
-            if Arc::strong_count(pool) > 1 {
+            if is_used {
                 return Err(pool.read_only("its disks are open for reading; close them first"));
             }
             open.remove(name);

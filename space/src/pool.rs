@@ -48,6 +48,7 @@ use diskwright_format::space::{
     change::{Change, Tier},
     superblock::Superblock,
 };
+use diskwright_store::CacheMode;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     io,
@@ -105,6 +106,7 @@ pub struct Pool {
     name: String,
     slab_shift: u8,
     is_writable: bool,
+    cache: CacheMode,
     members: [OnceLock<Arc<Member>>; MEMBERS_MAX],
     /// Members that failed, one bit each, and those of them whose loss is recorded durably.
     failing: AtomicU64,
@@ -162,6 +164,11 @@ impl Pool {
     /// Whether it can be written.
     pub fn is_writable(&self) -> bool {
         self.is_writable
+    }
+
+    /// Whether transfers to its members bypass the page cache.
+    pub fn cache_mode(&self) -> CacheMode {
+        self.cache
     }
 
     /// What the user should know: missing members, copies that were made equal.

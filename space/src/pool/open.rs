@@ -118,7 +118,7 @@ impl Pool {
         if options.writable && options.whole && (missing | back) != 0 {
             return Err(SpaceError::ReadOnly { pool: name, why: "members are missing".into() });
         }
-        let pool = Self::assemble(&newest, used, options.writable, missing, warnings)?;
+        let pool = Self::assemble(&newest, used, options, missing, warnings)?;
         pool.require_copies()?;
         pool.mark_unequal();
         if options.writable {
@@ -134,7 +134,7 @@ impl Pool {
     fn assemble(
         newest: &Superblock,
         used: Vec<(MemberFile, u8)>,
-        is_writable: bool,
+        options: &PoolOptions,
         missing: u64,
         warnings: Vec<String>,
     ) -> Result<Self> {
@@ -161,7 +161,7 @@ impl Pool {
             newest.areas.iter().map(|area| (area.member, OpenArea::new(area, newest.slab_shift))).collect();
         let (history, holder, differ) = longest_history(newest, &areas, &members)?;
         let best = areas.iter().find(|(number, _)| *number == holder);
-        if let (true, Some((_, area)), Some(member)) = (is_writable, best, members[usize::from(holder)].get()) {
+        if let (true, Some((_, area)), Some(member)) = (options.writable, best, members[usize::from(holder)].get()) {
             let rewritten = area.rewrite(member, newest.pool, &history);
             rewritten.map_err(|error| SpaceError::io("write the journal", &member.path, error))?;
         }
@@ -177,7 +177,8 @@ impl Pool {
             id: newest.pool,
             name: newest.name.clone(),
             slab_shift: newest.slab_shift,
-            is_writable,
+            is_writable: options.writable,
+            cache: options.cache,
             members,
             failing: AtomicU64::new(0),
             lost: AtomicU64::new(0),
@@ -201,7 +202,7 @@ impl Pool {
             pool.apply(&mut state, &change, Taking::Free).map_err(bad)?;
         }
         drop(state);
-        if (differ || !history.is_closed() && pool.areas().len() > 1) && is_writable {
+        if (differ || !history.is_closed() && pool.areas().len() > 1) && options.writable {
             // What only one journal has is in all of them from now on.
             pool.failing.fetch_or(missing, Ordering::AcqRel);
             let written = pool.write_checkpoint(&mut lock(&pool.place));
