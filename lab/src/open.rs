@@ -195,13 +195,16 @@ fn format_of(path: &Path, how: &OpenHow) -> Result<TargetKind> {
     Ok(TargetKind::Image(format))
 }
 
-/// The cache mode of the top layer. A file with direct I/O has an alignment, one in the page cache
-/// has none. If any of several files uses the page cache, the mode is [`CacheMode::PageCache`].
+/// The cache mode of the top layer. If any of several files uses the page cache, the mode is
+/// [`CacheMode::PageCache`].
 pub(crate) fn top_cache_mode(disk: &Disk) -> CacheMode {
     let layers = disk.layers();
     let stores = layers.first().map_or(&[][..], |layer| layer.image.stores());
-    let is_direct = |store: &Arc<dyn Store>| store.data_file().is_some_and(|file| file.alignment_bytes > 1);
-    if !stores.is_empty() && stores.iter().all(is_direct) { CacheMode::Direct } else { CacheMode::PageCache }
+    if !stores.is_empty() && stores.iter().all(|store| store.bypasses_page_cache()) {
+        CacheMode::Direct
+    } else {
+        CacheMode::PageCache
+    }
 }
 
 #[cfg(test)]

@@ -283,6 +283,12 @@ impl Store for SpaceFile {
         None
     }
 
+    fn bypasses_page_cache(&self) -> bool {
+        let mut members = self.pool.live_members();
+        members.next().is_some_and(|first| first.store.bypasses_page_cache())
+            && members.all(|member| member.store.bypasses_page_cache())
+    }
+
     fn placement(&self) -> Option<&dyn Placement> {
         Some(self)
     }

@@ -74,10 +74,7 @@ impl RawDevice {
 
     /// Whether requests bypass the page cache.
     pub fn cache_mode(&self) -> CacheMode {
-        match self.store.data_file() {
-            Some(file) if file.alignment_bytes > 1 => CacheMode::Direct,
-            _ => CacheMode::PageCache,
-        }
+        if self.store.bypasses_page_cache() { CacheMode::Direct } else { CacheMode::PageCache }
     }
 }
 

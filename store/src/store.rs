@@ -113,6 +113,11 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// ranges that [`Store::front`] calls direct are valid in it.
     fn data_file(&self) -> Option<DataFile<'_>>;
 
+    /// Whether transfers bypass the page cache. A file that does so has an alignment.
+    fn bypasses_page_cache(&self) -> bool {
+        self.data_file().is_some_and(|file| file.alignment_bytes > 1)
+    }
+
     /// The lane through which requests complete asynchronously, for a store without a data file.
     fn lane(&self) -> Option<Arc<dyn Lane>> {
         None
