@@ -18,7 +18,7 @@ use diskwright_load::{
     job::{Bytes, Caching},
 };
 use diskwright_stats::numbers::short_size;
-use diskwright_store::{BlockDevice, CacheMode, Files, LockMode, RawDevice, Store};
+use diskwright_store::{BlockDevice, CacheMode, Files, LockMode, RawDevice};
 use std::{error::Error, path::Path, sync::Arc};
 
 /// Size of a `null:` target without a size.
