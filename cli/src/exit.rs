@@ -121,8 +121,8 @@ impl Failure {
     }
 }
 
-// With the switches of this command for the options that a library names.
-fn for_users(text: &str) -> String {
+/// A sentence of a library with the switches of this command, and without numbers of errors.
+pub fn for_users(text: &str) -> String {
     switches::with_switches(without_errno(text))
 }
 

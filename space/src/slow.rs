@@ -40,15 +40,6 @@ enum Payload<'a> {
     Zeros(u64),
 }
 
-impl Payload<'_> {
-    fn len(self) -> u64 {
-        match self {
-            Self::Bytes(bytes) => bytes.len() as u64,
-            Self::Zeros(len_bytes) => len_bytes,
-        }
-    }
-}
-
 /// A slab that this thread has for itself.
 struct Busy<'a> {
     pool: &'a Pool,
@@ -389,24 +380,33 @@ impl SpaceFile {
             Some(SlabState::Clean) => self.make_dirty(index)?,
             Some(SlabState::Dirty) => {}
         }
-        let payload = Payload::Zeros(len_bytes);
-        debug_assert_eq!(payload.len(), len_bytes);
-        self.write_copies(entry, within_bytes, payload)
+        self.write_copies(entry, within_bytes, Payload::Zeros(len_bytes))
     }
 
-    /// Unmaps slabs, durably.
+    /// Unmaps the mapped slabs of a range, durably. Only those that this thread has for itself: one
+    /// that is mapped meanwhile may be in use.
     fn unmap(&self, slabs: Range<u32>) -> io::Result<()> {
-        let busy: Vec<Busy<'_>> = slabs
-            .clone()
-            .filter_map(|index| self.file.table.get(index))
-            .map(|entry| Busy::wait(&self.pool, entry))
-            .collect();
-        if busy.iter().all(|busy| busy.entry.load().state().is_none()) {
+        let mut busy: Vec<(u32, Busy<'_>)> = Vec::new();
+        for index in slabs {
+            let Some(entry) = self.file.table.get(index) else { continue };
+            let claimed = Busy::wait(&self.pool, entry);
+            if entry.load().state().is_some() {
+                busy.push((index, claimed));
+            }
+        }
+        self.pool.require_journal()?;
+        let mut changes: Vec<Change<'_>> = Vec::new();
+        for &(index, _) in &busy {
+            match changes.last_mut() {
+                Some(Change::Unmap { first, count, .. }) if *first + *count == index => *count += 1,
+                _ => changes.push(Change::Unmap { file: self.file.number, first: index, count: 1 }),
+            }
+        }
+        if changes.is_empty() {
             return Ok(());
         }
         let mut state = lock(self.pool_state());
-        let change = Change::Unmap { file: self.file.number, first: slabs.start, count: slabs.len() as u32 };
-        let ticket = self.pool.append(&mut state, &change);
+        let ticket = self.pool.append_together(&mut state, &changes);
         drop(state);
         self.pool.wait(ticket)
     }

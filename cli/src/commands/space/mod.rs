@@ -342,7 +342,7 @@ fn shown(context: &mut Context, pool: &Pool, done: &str) -> Outcome {
     if context.global.json || context.global.quiet {
         return report.print(context);
     }
-    pool.warnings().iter().for_each(|warning| context.warn(warning));
+    pool.warnings().iter().for_each(|warning| context.warn(&exit::for_users(warning)));
     writeln!(context.text(), "{}: {done}", printable(pool.name()))?;
     Ok(exit::OK)
 }

@@ -6,7 +6,6 @@ use crate::{
     json::{self, Document},
     printable::printable,
     sizes::Human,
-    switches,
     table::{Align, Columns},
 };
 use diskwright_space::{Class, Health, Status, Tier};
@@ -134,7 +133,7 @@ impl PoolReport {
             in_use,
             members: members.collect(),
             disks,
-            warnings: switches::all_with_switches(&status.warnings),
+            warnings: status.warnings.iter().map(|warning| exit::for_users(warning)).collect(),
         }
     }
 
