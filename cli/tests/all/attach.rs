@@ -34,6 +34,30 @@ fn an_internal_snapshot_is_attached() {
 }
 
 #[test]
+fn a_disk_of_a_pool_is_attached() {
+    let Some(place) = Place::as_root(&["mkfs.ext4"]) else { return };
+    place.ok("space create vault --member a.img --member b.img --size 128M");
+    place.ok("create space://vault/vm.vhdx --size 64M");
+    let device = place.attach("space://vault/vm.vhdx");
+    run_ok("mkfs.ext4", &["-q", &device]);
+    let dir = place.dir("mnt");
+    run_ok("mount", &[&device, &dir]);
+    fs::write(Path::new(&dir).join("file"), b"in two copies").unwrap();
+    run_ok("umount", &[&dir]);
+    assert!(place.ok("attached").contains("space://vault/vm.vhdx"));
+    place.ok("detach space://vault/vm.vhdx");
+    assert_eq!(place.attached(), 0);
+    let pools = place.json("space status vault");
+    assert_eq!(
+        (&pools["pools"][0]["degraded"], &pools["pools"][0]["in_use"]),
+        (&false.into(), &serde_json::Value::Null)
+    );
+    place.ok(&format!("attach space://vault/vm.vhdx --read-only --mount {dir}"));
+    assert_eq!(fs::read(Path::new(&dir).join("file")).unwrap(), b"in two copies");
+    place.ok("detach space://vault/vm.vhdx --unmount");
+}
+
+#[test]
 fn a_file_system_written_through_a_device_is_there_the_next_time() {
     let Some(place) = Place::as_root(&["mkfs.ext4"]) else { return };
     place.ok("create disk.vhdx --size 256M");

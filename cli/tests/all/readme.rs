@@ -77,6 +77,7 @@ fn the_tour_prints_what_the_readme_shows() {
 /// of the README that has no row here fails the test.
 const BEFORE: &[(&str, &[&str])] = &[
     ("diskwright track start vm.vhdx monday", &["diskwright create vm.vhdx --size 64M"]),
+    ("diskwright space create vault --member a.img --member b.img", &["truncate -s 64M a.img b.img"]),
     (
         "diskwright track show vm.vhdx monday",
         &[

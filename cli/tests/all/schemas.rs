@@ -35,6 +35,7 @@ const LINES: &[&str] = &[
     "reconnect child.vhdx --search .",
     "rescue copy.vhd rescued.vhdx",
     "move merged.vhdx moved.vhdx",
+    "space create vault --member a.img --size 64M",
     "attached",
     "serve-ctl list",
     "lab profiles",

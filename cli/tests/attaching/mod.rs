@@ -131,7 +131,11 @@ impl Place {
                 command
             }
         };
-        command.current_dir(&self.root).env("DISKWRIGHT_RUN_DIR", self.path("run")).stdin(Stdio::null());
+        command
+            .current_dir(&self.root)
+            .env("DISKWRIGHT_SPACES", self.path(".spaces"))
+            .env("DISKWRIGHT_RUN_DIR", self.path("run"))
+            .stdin(Stdio::null());
         command
     }
 
