@@ -188,7 +188,10 @@ impl Placement for SpaceFile {
             member.in_flight.fetch_sub(1, Ordering::Relaxed);
         }
         if let Some(entry) = self.file.table.get(hold as u32) {
-            entry.release(1);
+            match access {
+                Access::Read => entry.release(1),
+                Access::Write => entry.release_write(self.pool.epoch()),
+            }
         }
     }
 

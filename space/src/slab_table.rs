@@ -3,7 +3,7 @@
 //! ```text
 //!   entry    places   copy 0 (32 bits), copy 1 (32 bits)
 //!            word     copy 2 (32 bits), state (2), stale copies (3), busy, unequal,
-//!                     epoch of the last write (8), holds (12)
+//!                     epoch in which the last write began or ended (8), holds (12)
 //!
 //!   hold ─▶ transfer ─▶ release          a transfer; many at the same time
 //!   set_busy ─▶ no new holds, wait until there are none ─▶ change ─▶ clear_busy
@@ -159,6 +159,17 @@ impl Entry {
         self.word.fetch_sub(count * HOLD, Ordering::AcqRel);
     }
 
+    /// Ends a hold of a write, and notes the epoch: a sync that began before does not cover it.
+    #[inline]
+    pub(crate) fn release_write(&self, epoch: u8) {
+        self.update(|word| Some((word - HOLD) & !EPOCH | u64::from(epoch) << EPOCH_SHIFT));
+    }
+
+    /// Notes that a write to the busy slab has ended in `epoch`.
+    pub(crate) fn written(&self, epoch: u8) {
+        self.update(|word| Some(word & !EPOCH | u64::from(epoch) << EPOCH_SHIFT));
+    }
+
     /// Changes the word atomically, unless `change` says `None`. Returns the word before.
     fn update(&self, change: impl Fn(u64) -> Option<u64>) -> Option<u64> {
         self.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).ok()
@@ -210,22 +221,21 @@ impl Entry {
         self.update(|word| Some(if unequal { word | UNEQUAL } else { word & !UNEQUAL }));
     }
 
-    /// Makes a dirty slab clean if it has no holds and its last write began before `epoch`.
+    /// Makes a dirty slab clean if it has no holds and its last write ended before the epoch that
+    /// came before `epoch`: what was written a moment ago is soon written again.
     pub(crate) fn clean_if_idle(&self, epoch: u8) -> bool {
-        let idle = |word: u64| {
-            let is_old = (word & EPOCH) >> EPOCH_SHIFT != u64::from(epoch);
-            word & STATE == DIRTY && word & (BUSY | UNEQUAL | HOLDS) == 0 && is_old
-        };
-        self.update(|word| idle(word).then_some(word & !STATE | CLEAN)).is_some()
+        self.update(|word| is_idle(word, epoch).then_some(word & !STATE | CLEAN)).is_some()
     }
 
     /// Whether [`Entry::clean_if_idle`] would do it now.
     pub(crate) fn is_idle(&self, epoch: u8) -> bool {
-        let word = self.word.load(Ordering::Acquire);
-        word & STATE == DIRTY
-            && word & (BUSY | UNEQUAL | HOLDS) == 0
-            && (word & EPOCH) >> EPOCH_SHIFT != u64::from(epoch)
+        is_idle(self.word.load(Ordering::Acquire), epoch)
     }
+}
+
+fn is_idle(word: u64, epoch: u8) -> bool {
+    let last = ((word & EPOCH) >> EPOCH_SHIFT) as u8;
+    word & STATE == DIRTY && word & (BUSY | UNEQUAL | HOLDS) == 0 && last != epoch && last != epoch.wrapping_sub(1)
 }
 
 /// Number of entries in a leaf: 16 KiB of memory.
@@ -331,13 +341,17 @@ mod tests {
         let entry = Entry::default();
         entry.map(SlabState::Dirty, copies([Some(1), None, None]));
         entry.hold_for_write(1, 5).unwrap();
-        assert!(!entry.clean_if_idle(6), "a write is under way");
-        entry.release(1);
-        assert!(!entry.clean_if_idle(5) && !entry.is_idle(5));
+        assert!(!entry.clean_if_idle(7), "a write is under way");
+        entry.release_write(5);
+        entry.hold_for_write(1, 5).unwrap();
+        entry.release_write(9);
+        assert!(!entry.is_idle(9) && !entry.is_idle(10) && entry.is_idle(11), "the end of a write counts");
+        entry.written(5);
+        assert!(!entry.clean_if_idle(5) && !entry.is_idle(6), "it was written a moment ago");
         entry.set_unequal(true);
-        assert!(!entry.clean_if_idle(6));
+        assert!(!entry.clean_if_idle(7));
         entry.set_unequal(false);
-        assert!(entry.is_idle(6) && entry.clean_if_idle(6) && !entry.clean_if_idle(6));
+        assert!(entry.is_idle(7) && entry.clean_if_idle(7) && !entry.clean_if_idle(7));
         assert_eq!(entry.load().state(), Some(SlabState::Clean));
     }
 

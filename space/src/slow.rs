@@ -158,6 +158,13 @@ impl SpaceFile {
 
     /// Writes to all good copies of a busy, dirty slab.
     fn write_copies(&self, entry: &Entry, within_bytes: u64, payload: Payload<'_>) -> io::Result<()> {
+        let result = self.write_each_copy(entry, within_bytes, payload);
+        // Also after a failure: something may have been written.
+        entry.written(self.pool.epoch());
+        result
+    }
+
+    fn write_each_copy(&self, entry: &Entry, within_bytes: u64, payload: Payload<'_>) -> io::Result<()> {
         let slab = entry.load();
         let (mut done, mut failed) = (0, Vec::new());
         for copy in slab.good_copies() {

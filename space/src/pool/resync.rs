@@ -94,7 +94,7 @@ impl Pool {
         }
         self.sync_members()?;
         self.commit_all()?;
-        self.clean_idle(self.epoch().wrapping_add(1));
+        self.clean_idle(self.epoch().wrapping_add(2));
         self.commit_all()?;
         Ok(compared)
     }
@@ -233,7 +233,7 @@ impl Pool {
         if !self.is_writable {
             return Ok(());
         }
-        let epoch = self.epoch.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+        let epoch = self.epoch.fetch_add(2, Ordering::AcqRel).wrapping_add(2);
         self.sync_members()?;
         self.commit_all()?;
         self.clean_idle(epoch);
