@@ -15,6 +15,7 @@
 
 #![forbid(unsafe_code)]
 
+mod busy;
 mod class;
 mod error;
 mod file;

@@ -13,9 +13,10 @@
 //! gets more and more slabs at once, up to [`AHEAD_MAX`], so that these syncs are rare.
 
 use crate::{
+    busy::Busy,
     file::SpaceFile,
     member::Member,
-    pool::{Pool, lock},
+    pool::lock,
     slab_table::{Entry, Slab},
 };
 use diskwright_format::space::{
@@ -38,42 +39,6 @@ const _: () = assert!(FILE_SLABS_MAX.is_multiple_of(DIRTY_GROUP));
 enum Payload<'a> {
     Bytes(&'a [u8]),
     Zeros(u64),
-}
-
-/// A slab that this thread has for itself.
-struct Busy<'a> {
-    pool: &'a Pool,
-    entry: &'a Entry,
-}
-
-impl<'a> Busy<'a> {
-    /// Waits until nobody uses the slab.
-    fn wait(pool: &'a Pool, entry: &'a Entry) -> Self {
-        while !entry.set_busy() {
-            pool.wait_not_busy();
-        }
-        let busy = Self { pool, entry };
-        while entry.load().is_held() {
-            pool.wait_not_busy();
-        }
-        busy
-    }
-
-    /// The slab, if nobody uses it now.
-    fn try_now(pool: &'a Pool, entry: &'a Entry) -> Option<Self> {
-        if !entry.set_busy() {
-            return None;
-        }
-        let busy = Self { pool, entry };
-        (!entry.load().is_held()).then_some(busy)
-    }
-}
-
-impl Drop for Busy<'_> {
-    fn drop(&mut self) {
-        self.entry.clear_busy();
-        self.pool.wake_not_busy();
-    }
 }
 
 impl SpaceFile {

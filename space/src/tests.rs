@@ -1,8 +1,10 @@
 //! Pools on files of a temporary folder, as their users see them: through stores and block queues.
 
+use crate::pool::lock;
 use crate::{
     Class, Health, NewFile, NewMember, Pool, PoolCreateOptions, PoolOptions, Result, SpaceError, SpaceFile, Tier,
 };
+use diskwright_format::space::change::{Change, SlabRun, SlabState};
 use diskwright_store::{
     BlockDevice, Blocking, Engine, EngineKind, FileRange, IoBuf, LockMode, RawDevice, Store, Zeroing,
 };
@@ -511,5 +513,29 @@ fn a_write_to_a_populated_mirror_is_one_transfer_a_copy_and_a_flush_one_sync_a_m
         engine.end(slot);
         engine.reap(1, &mut done).unwrap();
         assert_eq!(engine.stats().parts, stats.parts);
+    }
+}
+
+#[test]
+fn a_slab_that_is_allocated_while_a_member_fails_has_a_stale_copy_there() {
+    let (_bench, pool) = Bench::pool(&[8 * MIB, 8 * MIB], 2, MIB);
+    let store = file(&pool);
+    store.write_at(&[1], 0).unwrap();
+    let entry = store.file.table.entry(0);
+    let copies = entry.load().copies();
+    let lost = copies[1].unwrap().member;
+    // The journal says that the member is lost before it says where the slab is, or what is stale.
+    let mut bytes = Vec::new();
+    SlabRun::put(&mut bytes, SlabState::Dirty, copies.into_iter().flatten());
+    let changes = [
+        Change::Slabs { file: store.file.number, first: 0, slabs: SlabRun::new(2, &bytes) },
+        Change::Stale { file: store.file.number, index: 0, mask: 0 },
+    ];
+    for change in changes {
+        let mut state = lock(pool.state());
+        let ticket = pool.append_together(&mut state, &[Change::Lost { member: lost }, change]);
+        drop(state);
+        pool.wait(ticket).unwrap();
+        assert_eq!(entry.load().stale(), 0b10);
     }
 }

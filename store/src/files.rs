@@ -121,6 +121,13 @@ pub struct Files(Arc<dyn FileSystem>);
 /// File systems for names that begin with a scheme.
 static SCHEMES: RwLock<Vec<(&'static str, Files)>> = RwLock::new(Vec::new());
 
+/// The scheme with which a name begins, and its file system.
+fn scheme_of(path: &Path) -> Option<(&'static str, Files)> {
+    let bytes = path.as_os_str().as_encoded_bytes();
+    let schemes = SCHEMES.read().unwrap_or_else(PoisonError::into_inner);
+    schemes.iter().find(|(scheme, _)| bytes.starts_with(scheme.as_bytes())).cloned()
+}
+
 impl Files {
     /// Makes names that begin with `scheme`, such as "space://", lead to `system`, in all default
     /// handles of the process. For programs, when they start. A scheme that is known stays as it
@@ -134,9 +141,7 @@ impl Files {
 
     /// Whether a name begins with a scheme of [`Files::add_scheme`]: it is no path of the system.
     pub fn has_scheme(path: &Path) -> bool {
-        let bytes = path.as_os_str().as_encoded_bytes();
-        let schemes = SCHEMES.read().unwrap_or_else(PoisonError::into_inner);
-        schemes.iter().any(|(scheme, _)| bytes.starts_with(scheme.as_bytes()))
+        scheme_of(path).is_some()
     }
 
     /// A handle to `system`.
@@ -172,25 +177,16 @@ struct ByScheme;
 impl ByScheme {
     /// Carries something out on the file system of a path.
     fn on<T>(path: &Path, act: impl FnOnce(&dyn FileSystem) -> T) -> T {
-        let bytes = path.as_os_str().as_encoded_bytes();
-        let schemes = SCHEMES.read().unwrap_or_else(PoisonError::into_inner);
-        let found = schemes.iter().find(|(scheme, _)| bytes.starts_with(scheme.as_bytes()));
-        let found = found.map(|(_, system)| system.clone());
-        drop(schemes);
-        match found {
-            Some(system) => act(&*system),
+        match scheme_of(path) {
+            Some((_, system)) => act(&*system),
             None => act(&LocalFiles),
         }
     }
 
     /// As [`ByScheme::on`], for two paths, which must be of the same file system.
     fn on_both(one: &Path, other: &Path, act: impl FnOnce(&dyn FileSystem) -> io::Result<()>) -> io::Result<()> {
-        let scheme_of = |path: &Path| {
-            let bytes = path.as_os_str().as_encoded_bytes();
-            let schemes = SCHEMES.read().unwrap_or_else(PoisonError::into_inner);
-            schemes.iter().position(|(scheme, _)| bytes.starts_with(scheme.as_bytes()))
-        };
-        if scheme_of(one) != scheme_of(other) {
+        let scheme = |path: &Path| scheme_of(path).map(|(scheme, _)| scheme);
+        if scheme(one) != scheme(other) {
             return Err(io::ErrorKind::CrossesDevices.into());
         }
         Self::on(one, act)

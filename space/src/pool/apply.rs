@@ -2,7 +2,10 @@
 //! applies all of them again: by the same code, so both give the same map.
 
 use super::{FileState, Pool, State};
-use crate::{free::FreeSlabs, slab_table::SlabTable};
+use crate::{
+    free::FreeSlabs,
+    slab_table::{Entry, SlabTable},
+};
 use diskwright_format::space::{
     Copy,
     change::{Change, SlabState},
@@ -101,6 +104,7 @@ impl Pool {
                     if before.state().is_none() {
                         file.mapped.fetch_add(1, Ordering::Relaxed);
                     }
+                    lose_copies(state, entry);
                     note_dirty(state, number, index, slab_state);
                 }
             }
@@ -111,7 +115,11 @@ impl Pool {
                     }
                 }
             }
-            Change::Stale { index, mask, .. } => file.table.entry(index).set_stale(mask),
+            Change::Stale { index, mask, .. } => {
+                let entry = file.table.entry(index);
+                entry.set_stale(mask);
+                lose_copies(state, entry);
+            }
             Change::Unmap { first, count, .. } => unmap(state, file, range(first, count)),
             _ => {}
         }
@@ -123,9 +131,17 @@ impl Pool {
         for &(file, index) in &state.dirty {
             let Some(file) = self.file(file) else { continue };
             if let Some(entry) = file.table.get(index) {
-                entry.set_state(SlabState::Dirty, state.lost_in_map);
+                lose_copies(state, entry);
             }
         }
+    }
+}
+
+/// The copies of a dirty slab on lost members are stale, also if the slab was allocated or moved
+/// while the member failed.
+fn lose_copies(state: &State, entry: &Entry) {
+    if entry.load().state() == Some(SlabState::Dirty) {
+        entry.set_state(SlabState::Dirty, state.lost_in_map);
     }
 }
 

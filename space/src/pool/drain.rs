@@ -13,6 +13,7 @@
 
 use super::{FileState, Pool, lock, lose::lineage_number, open::MemberFile};
 use crate::{
+    busy::Busy,
     error::{Result, SpaceError},
     free::FreeSlabs,
     member::Member,
@@ -199,17 +200,8 @@ impl Pool {
     /// Moves the copy of a slab that lies on `number` to another member. With `None` the slab gets
     /// one more copy.
     pub(super) fn move_copy(&self, file: &FileState, index: u32, number: Option<u8>) -> io::Result<()> {
-        let entry = file.table.entry(index);
-        while !entry.set_busy() {
-            self.wait_not_busy();
-        }
-        while entry.load().is_held() {
-            self.wait_not_busy();
-        }
-        let result = self.move_busy(file, index, number);
-        entry.clear_busy();
-        self.wake_not_busy();
-        result
+        let _busy = Busy::wait(self, file.table.entry(index));
+        self.move_busy(file, index, number)
     }
 
     fn move_busy(&self, file: &FileState, index: u32, number: Option<u8>) -> io::Result<()> {

@@ -10,8 +10,8 @@
 //! The source is the first copy that is not stale and whose member is live. Until its copies are
 //! equal a slab is *unequal*: only that copy is read, so a reader never sees two contents in turn.
 
-use super::{FileState, Pool, commit::Ticket, lock};
-use crate::{member::Member, slab_table::Slab};
+use super::{FileState, Pool, lock};
+use crate::{busy::Busy, member::Member, slab_table::Slab};
 use diskwright_format::space::{
     Copy,
     change::{Change, SlabState},
@@ -109,12 +109,12 @@ impl Pool {
     }
 
     /// Makes the dirty slabs clean that were not written in `epoch`. All writes before are synced.
-    fn clean_idle(&self, epoch: u8) -> Option<Ticket> {
+    fn clean_idle(&self, epoch: u8) {
         let mut state = lock(&self.state);
         // The copies of a member that was just lost become stale when the map knows of it, and only
         // those of dirty slabs.
         if self.failing.load(Ordering::Acquire) & !state.lost_in_map != 0 {
-            return None;
+            return;
         }
         let mut cleaned: Vec<(u32, u32)> = Vec::new();
         for &(number, index) in &state.dirty {
@@ -123,20 +123,18 @@ impl Pool {
                 cleaned.push((number, index));
             }
         }
-        let mut ticket = None;
         let mut rest = &cleaned[..];
         while let Some(&(file, first)) = rest.first() {
             let follows =
                 |(step, slab): &(u32, &(u32, u32))| slab.0 == file && Some(slab.1) == first.checked_add(*step);
             let count = (0..).zip(rest).take_while(follows).count();
             let change = Change::State { file, first, count: count as u32, state: SlabState::Clean };
-            ticket = Some(self.append(&mut state, &change));
+            self.append(&mut state, &change);
             rest = &rest[count..];
         }
         for slab in cleaned {
             state.dirty.remove(&slab);
         }
-        ticket
     }
 
     /// A round of the work that a pool does by itself; to be called every second or so. Returns
@@ -163,8 +161,8 @@ impl Pool {
         Ok(more)
     }
 
-    /// Copies slabs to the stale copies of live members, for a while. Returns whether some are
-    /// left.
+    /// Makes stale copies of live members valid, and adds the copies that slabs lack, for a while.
+    /// Returns whether there is more to do.
     fn resync_stale(&self) -> io::Result<bool> {
         let started = Instant::now();
         // Whether slabs that were allocated while a member was lost can get their other copies.
@@ -181,16 +179,9 @@ impl Pool {
                 if started.elapsed() > ROUND {
                     return Ok(true);
                 }
-                if !entry.set_busy() {
-                    continue;
-                }
-                while entry.load().is_held() {
-                    self.wait_not_busy();
-                }
-                let result = self.resync_slab(&file, index, &mut buffers);
-                entry.clear_busy();
-                self.wake_not_busy();
-                result?;
+                let busy = Busy::wait(self, entry);
+                self.resync_slab(&file, index, &mut buffers)?;
+                drop(busy);
                 if has_few && enough {
                     match self.move_copy(&file, index, None) {
                         Err(error) if error.kind() == io::ErrorKind::StorageFull => enough = false,
