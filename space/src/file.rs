@@ -5,6 +5,9 @@
 //!     └─ not possible (first write, busy, no live copy) ─▶ slow.rs
 //! ```
 //!
+//! A read from a sealed slab whose checksums are not in the cache, or of a part of a block, takes
+//! the slow way, and so does one that does not have its checksums.
+//!
 //! A read goes to one live copy that is not stale: the one whose member has the fewest transfers
 //! under way, a slow member's counting more. A write goes to all of them, and only to a slab that
 //! is dirty, durably.
@@ -13,6 +16,7 @@ use crate::{
     error::Result,
     pool::{FileState, Pool, lock},
     slab_table::{Entry, Slab},
+    sums::{have_sums, is_whole},
 };
 use diskwright_format::space::{
     Copy, FILE_SLABS_MAX,
@@ -113,6 +117,12 @@ impl SpaceFile {
 
     fn placed_read(&self, entry: &Entry, within_bytes: u64, placed: &mut Placed) {
         let Some(slab) = entry.hold_for_read() else { return };
+        if slab.is_sealed() {
+            if !slab.is_cached() || !is_whole(within_bytes, placed.len_bytes) {
+                return entry.release(1);
+            }
+            placed.is_checked = true;
+        }
         let Some(copy) = self.best_copy(slab) else { return entry.release(1) };
         self.add_copy(copy, within_bytes, placed);
     }
@@ -193,6 +203,17 @@ impl Placement for SpaceFile {
                 Access::Write => entry.release_write(self.pool.epoch()),
             }
         }
+    }
+
+    fn is_intact(&self, hold: u64, offset_bytes: u64, bytes: &[u8]) -> bool {
+        let (index, within_bytes) = self.slab_of(offset_bytes);
+        let Some(entry) = self.file.table.get(hold as u32) else { return false };
+        let Some(sums) = self.pool.sums_cache().get(self.file.number, index) else {
+            entry.set_cached(false);
+            return false;
+        };
+        // After the comparison: see `sums.rs`.
+        have_sums(&sums, within_bytes, bytes) || !entry.load().is_sealed()
     }
 
     fn sync_failed(&self, member: u8, error: &io::Error) {

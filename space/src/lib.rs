@@ -27,6 +27,7 @@ mod pool;
 mod registry;
 mod slab_table;
 mod slow;
+mod sums;
 
 pub use class::class_of;
 pub use diskwright_format::space::{change::Tier, superblock::Class};
@@ -38,10 +39,13 @@ pub use pool::{
     create::{NewMember, PoolCreateOptions, SLAB_BYTES_DEFAULT},
     drain::Moved,
     open::PoolOptions,
+    scrub::{Damage, Scrubbed},
     status::{DiskStatus, Health, MemberStatus, Status},
 };
 pub use registry::{Known, Registry};
 
+#[cfg(test)]
+mod seal_tests;
 #[cfg(test)]
 mod tests;
 

@@ -11,17 +11,22 @@
 //!   pool/drain    members join and leave
 //!   pool/lose     a member that fails while the pool is open, and one that comes back
 //!   pool/resync   copies that may differ, or are stale, are made equal
+//!   pool/seal     clean slabs get checksums
+//!   pool/scrub    sealed slabs are compared with their checksums, and mended
 //!   pool/status   what `space status` shows
 //! ```
 //!
 //! Locks, in the order in which they are taken: `state` (decisions about the map: free slabs,
 //! names, members), then `log` (changes that wait for a commit). `state` is held for I/O only when
-//! a member is lost, `log` never. Transfers take neither.
+//! a member is lost, `log` never. Transfers take neither. `sealing` comes before both: it belongs to
+//! the one thread that seals. `records` is taken for the write of one record of checksums.
 //!
 //! What must hold at any moment of a power cut:
 //! - A slab's copies are zeros, durably, before the map names them.
 //! - A slab is dirty, durably, before a payload is written to it.
 //! - A slab becomes clean only after a sync of its copies that began after its last write.
+//! - A slab is sealed only when its copies are equal, and each that is not stale has a record of its
+//!   checksums, durably, which was written after the last write.
 //! - A write is answered when all copies have it, or when the survivors have recorded, durably,
 //!   that the other members are lost: their copies of all dirty slabs are stale from then on.
 //! - A slab is used again only when the change that freed it is durable.
@@ -34,6 +39,8 @@ pub(crate) mod drain;
 pub(crate) mod lose;
 pub(crate) mod open;
 pub(crate) mod resync;
+pub(crate) mod scrub;
+pub(crate) mod seal;
 pub(crate) mod status;
 
 use crate::{
@@ -42,6 +49,7 @@ use crate::{
     log::{LogPlace, LogState, OpenArea},
     member::Member,
     slab_table::SlabTable,
+    sums::SumsCache,
 };
 use diskwright_format::space::{
     MEMBERS_MAX, NAME_BYTES_MAX,
@@ -97,7 +105,12 @@ pub(crate) struct State {
     pub(crate) dirty: BTreeSet<(u32, u32)>,
     /// Members that the map takes for lost.
     pub(crate) lost_in_map: u64,
+    /// Changes that make slabs dirty and perhaps are not in the map yet: file, first slab, ticket.
+    pub(crate) dirtying: Vec<(u32, u32, commit::Ticket)>,
 }
+
+/// Warnings that are kept. A member that rots would have one for each slab.
+const WARNINGS_MAX: usize = 1000;
 
 /// An open pool; see the module documentation.
 #[derive(Debug)]
@@ -126,6 +139,11 @@ pub struct Pool {
     /// Wakes those that wait for a busy slab.
     not_busy: Condvar,
     busy_lock: Mutex<()>,
+    sums_cache: SumsCache,
+    sealing: Mutex<seal::Cursor>,
+    records: Mutex<()>,
+    /// There may be clean slabs, which are to be sealed.
+    has_clean: AtomicBool,
     /// What the user should know, as sentences.
     warnings: Mutex<Vec<String>>,
 }
@@ -177,8 +195,19 @@ impl Pool {
     }
 
     pub(crate) fn warn(&self, what: String) {
-        tracing::warn!("{what}");
-        lock(&self.warnings).push(what);
+        let mut warnings = lock(&self.warnings);
+        if warnings.len() < WARNINGS_MAX && !warnings.contains(&what) {
+            tracing::warn!("{what}");
+            warnings.push(what);
+        }
+    }
+
+    pub(crate) fn sums_cache(&self) -> &SumsCache {
+        &self.sums_cache
+    }
+
+    pub(crate) fn records_lock(&self) -> &Mutex<()> {
+        &self.records
     }
 
     pub(crate) fn slab_shift(&self) -> u8 {

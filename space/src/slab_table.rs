@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   entry    places   copy 0 (32 bits), copy 1 (32 bits)
-//!            word     copy 2 (32 bits), state (2), stale copies (3), busy, unequal,
-//!                     epoch in which the last write began or ended (8), holds (12)
+//!            word     copy 2 (32 bits), state (2), stale copies (3), busy, unequal, sealing,
+//!                     epoch in which the last write began or ended (8), holds (12), cached
 //!
 //!   hold ─▶ transfer ─▶ release          a transfer; many at the same time
 //!   set_busy ─▶ no new holds, wait until there are none ─▶ change ─▶ clear_busy
@@ -26,10 +26,13 @@ const STATE_SHIFT: u32 = 32;
 const STATE: u64 = 3 << STATE_SHIFT;
 const DIRTY: u64 = 1 << STATE_SHIFT;
 const CLEAN: u64 = 2 << STATE_SHIFT;
+const SEALED: u64 = 3 << STATE_SHIFT;
 const STALE_SHIFT: u32 = 34;
 const STALE: u64 = 7 << STALE_SHIFT;
 const BUSY: u64 = 1 << 37;
 const UNEQUAL: u64 = 1 << 38;
+/// Somebody computes the checksums; cleared by whatever changes the slab meanwhile.
+const SEALING: u64 = 1 << 39;
 const EPOCH_SHIFT: u32 = 40;
 const EPOCH: u64 = 0xff << EPOCH_SHIFT;
 const HOLD: u64 = 1 << 48;
@@ -37,6 +40,8 @@ const HOLDS: u64 = 0xfff << 48;
 /// Holds beyond this are refused; the transfer then takes the slow path. Far below the width of the
 /// count, since a write adds up to three.
 const HOLDS_MAX: u64 = 0xf00 << 48;
+/// The checksums of the sealed slab are probably in the cache.
+const CACHED: u64 = 1 << 60;
 
 /// A slab's entry; see the module documentation.
 #[derive(Debug, Default)]
@@ -58,6 +63,7 @@ impl Slab {
         match self.word & STATE {
             DIRTY => Some(SlabState::Dirty),
             CLEAN => Some(SlabState::Clean),
+            SEALED => Some(SlabState::Sealed),
             _ => None,
         }
     }
@@ -89,6 +95,25 @@ impl Slab {
     /// Whether the copies that are not stale may differ, so that only the first of them is read.
     pub(crate) fn is_unequal(self) -> bool {
         self.word & UNEQUAL != 0
+    }
+
+    pub(crate) fn is_sealed(self) -> bool {
+        self.word & STATE == SEALED
+    }
+
+    /// Whether the checksums of the sealed slab are probably in the cache.
+    pub(crate) fn is_cached(self) -> bool {
+        self.word & (STATE | CACHED) == SEALED | CACHED
+    }
+
+    /// Whether [`Entry::begin_seal`] was called, and nothing has changed the slab since.
+    pub(crate) fn is_sealing(self) -> bool {
+        self.word & SEALING != 0
+    }
+
+    /// Rounds since the last write, modulo 256.
+    pub(crate) fn rounds_since_write(self, epoch: u8) -> u8 {
+        epoch.wrapping_sub(((self.word & EPOCH) >> EPOCH_SHIFT) as u8)
     }
 
     pub(crate) fn is_busy(self) -> bool {
@@ -188,7 +213,11 @@ impl Entry {
     /// holds.
     pub(crate) fn map(&self, state: SlabState, copies: [u32; COPIES_MAX]) {
         self.places.store(u64::from(copies[0]) | u64::from(copies[1]) << 32, Ordering::Release);
-        let state = if state == SlabState::Dirty { DIRTY } else { CLEAN };
+        let state = match state {
+            SlabState::Dirty => DIRTY,
+            SlabState::Clean => CLEAN,
+            SlabState::Sealed => SEALED,
+        };
         self.update(|word| Some(word & (BUSY | EPOCH | HOLDS) | state | u64::from(copies[2])));
     }
 
@@ -204,10 +233,11 @@ impl Entry {
         let places = self.places.load(Ordering::Acquire);
         let changed = self.update(|word| match state {
             _ if word & STATE == 0 => None,
-            SlabState::Clean => Some(word & !(STATE | UNEQUAL) | CLEAN),
+            SlabState::Clean => Some(word & !(STATE | UNEQUAL | SEALING | CACHED) | CLEAN),
+            SlabState::Sealed => Some(word & !(STATE | UNEQUAL | SEALING) | SEALED),
             SlabState::Dirty => {
                 let stale = Slab { places, word }.stale_without(lost);
-                Some(word & !(STATE | STALE) | DIRTY | u64::from(stale) << STALE_SHIFT)
+                Some(word & !(STATE | STALE | SEALING | CACHED) | DIRTY | u64::from(stale) << STALE_SHIFT)
             }
         });
         changed.is_some()
@@ -225,6 +255,31 @@ impl Entry {
     /// came before `epoch`: what was written a moment ago is soon written again.
     pub(crate) fn clean_if_idle(&self, epoch: u8) -> bool {
         self.update(|word| is_idle(word, epoch).then_some(word & !STATE | CLEAN)).is_some()
+    }
+
+    /// Notes that somebody computes the checksums of the clean slab. `None` if it is not clean, or
+    /// busy.
+    pub(crate) fn begin_seal(&self) -> Option<Slab> {
+        let begun = |word: u64| word & STATE == CLEAN && word & (BUSY | UNEQUAL) == 0;
+        let word = self.update(|word| begun(word).then_some(word | SEALING))?;
+        Some(Slab { places: self.places.load(Ordering::Acquire), word })
+    }
+
+    /// Makes the slab sealed if nothing has changed it since [`Entry::begin_seal`].
+    pub(crate) fn seal(&self) -> bool {
+        let is_same = |word: u64| word & (STATE | SEALING | BUSY) == CLEAN | SEALING;
+        self.update(|word| is_same(word).then_some(word & !(STATE | SEALING) | SEALED | CACHED)).is_some()
+    }
+
+    /// Notes that nobody computes checksums any more.
+    pub(crate) fn end_seal(&self) {
+        self.word.fetch_and(!SEALING, Ordering::AcqRel);
+    }
+
+    /// Notes whether the checksums of the slab are in the cache, if it is sealed.
+    pub(crate) fn set_cached(&self, cached: bool) {
+        let is_sealed = |word: u64| word & STATE == SEALED;
+        self.update(|word| is_sealed(word).then_some(if cached { word | CACHED } else { word & !CACHED }));
     }
 
     /// Whether [`Entry::clean_if_idle`] would do it now.

@@ -18,6 +18,7 @@ use crate::{
     member::Member,
     pool::lock,
     slab_table::{Entry, Slab},
+    sums::{have_sums, is_whole, whole_blocks},
 };
 use diskwright_format::space::{
     Copy, FILE_SLABS_MAX,
@@ -31,7 +32,7 @@ use std::{io, ops::Range, sync::Arc};
 const AHEAD_MAX: u32 = 64;
 
 /// Slabs that become dirty together: an aligned group of this many.
-const DIRTY_GROUP: u32 = 16;
+pub(crate) const DIRTY_GROUP: u32 = 16;
 const _: () = assert!(FILE_SLABS_MAX.is_multiple_of(DIRTY_GROUP));
 
 /// What is written.
@@ -39,6 +40,19 @@ const _: () = assert!(FILE_SLABS_MAX.is_multiple_of(DIRTY_GROUP));
 enum Payload<'a> {
     Bytes(&'a [u8]),
     Zeros(u64),
+}
+
+/// What a read of a slab has found.
+#[derive(Debug, Clone, std::marker::Copy, PartialEq, Eq)]
+enum Found {
+    /// All is well.
+    Intact,
+    /// A copy was wrong or could not be read, and another one was not.
+    Wrong,
+    /// There is nothing to compare the slab with.
+    NoSums,
+    /// No copy has the checksums.
+    Lost,
 }
 
 impl SpaceFile {
@@ -69,9 +83,31 @@ impl SpaceFile {
         };
         loop {
             if let Some(slab) = entry.hold_for_read() {
-                let result = self.read_copies(slab, within_bytes, piece);
+                let read = if slab.is_sealed() {
+                    self.read_sealed(index, slab, within_bytes, piece)
+                } else {
+                    self.read_copies(slab, within_bytes, piece).map(|()| Found::Intact)
+                };
                 entry.release(1);
-                return result;
+                return match read? {
+                    Found::Intact => Ok(()),
+                    Found::Wrong if self.pool.is_writable() => self.pool.mend(&self.file, index).map(|_| ()),
+                    Found::Wrong => Ok(()),
+                    Found::NoSums => self.pool.unseal(&self.file, index),
+                    Found::Lost => {
+                        // Reports what is lost, and mends the rest.
+                        if self.pool.is_writable() {
+                            self.pool.mend(&self.file, index)?;
+                        }
+                        let at = (u64::from(index) << self.pool.slab_shift()) + within_bytes;
+                        let what = format!(
+                            "{}: bytes near {at} do not have their checksums on any member; `space scrub` shows what is \
+                             lost",
+                            self.name().display()
+                        );
+                        Err(io::Error::new(io::ErrorKind::InvalidData, what))
+                    }
+                };
             }
             if entry.load().state().is_none() {
                 piece.fill(0);
@@ -79,6 +115,46 @@ impl SpaceFile {
             }
             self.pool.wait_not_busy();
         }
+    }
+
+    /// Reads from a copy of a sealed slab that has its checksums. The caller holds the slab.
+    fn read_sealed(&self, index: u32, slab: Slab, within_bytes: u64, piece: &mut [u8]) -> io::Result<Found> {
+        let Some(sums) = self.pool.sums_of(&self.file, index)? else {
+            return self.read_copies(slab, within_bytes, piece).map(|()| Found::NoSums);
+        };
+        let blocks = whole_blocks(within_bytes..within_bytes + piece.len() as u64);
+        let lead = (within_bytes - blocks.start) as usize;
+        let mut around = if is_whole(within_bytes, piece.len() as u64) {
+            Vec::new()
+        } else {
+            vec![0; (blocks.end - blocks.start) as usize]
+        };
+        let best = self.best_copy(slab);
+        let others = slab.good_copies().filter(|copy| Some(*copy) != best);
+        let (mut failure, mut found) = (None, Found::Intact);
+        for copy in best.into_iter().chain(others) {
+            let Some(member) = self.pool.live_member(copy.member) else { continue };
+            let buf = if around.is_empty() { &mut *piece } else { &mut around[..] };
+            if let Err(error) = member.store.read_at(buf, copy.offset_bytes(self.pool.slab_shift()) + blocks.start) {
+                failure = Some(error);
+                continue;
+            }
+            if have_sums(&sums, blocks.start, buf) {
+                if !around.is_empty() {
+                    piece.copy_from_slice(&around[lead..lead + piece.len()]);
+                }
+                return Ok(if failure.is_some() { Found::Wrong } else { found });
+            }
+            found = Found::Wrong;
+        }
+        if !self.file.table.entry(index).load().is_sealed() {
+            // It was written meanwhile, so it does not have the checksums any more.
+            return self.read_copies(slab, within_bytes, piece).map(|()| Found::Intact);
+        }
+        if found == Found::Intact {
+            return Err(failure.unwrap_or_else(|| self.no_copy()));
+        }
+        Ok(Found::Lost)
     }
 
     /// Reads from the best copy, or from another one if that fails.
@@ -115,7 +191,7 @@ impl SpaceFile {
         self.pool.require_journal()?;
         match entry.load().state() {
             None => self.allocate_at(index)?,
-            Some(SlabState::Clean) => self.make_dirty(index)?,
+            Some(SlabState::Clean | SlabState::Sealed) => self.make_dirty(index)?,
             Some(SlabState::Dirty) => {}
         }
         self.write_copies(entry, within_bytes, payload)
@@ -168,6 +244,7 @@ impl SpaceFile {
         let change = Change::State { file: self.file.number, first, count: DIRTY_GROUP, state: SlabState::Dirty };
         let mut state = lock(self.pool_state());
         let ticket = self.pool.append(&mut state, &change);
+        state.dirtying.push((self.file.number, first, ticket));
         drop(state);
         self.pool.wait(ticket)
     }
@@ -349,7 +426,7 @@ impl SpaceFile {
         self.pool.require_journal()?;
         match entry.load().state() {
             None => return Ok(()),
-            Some(SlabState::Clean) => self.make_dirty(index)?,
+            Some(SlabState::Clean | SlabState::Sealed) => self.make_dirty(index)?,
             Some(SlabState::Dirty) => {}
         }
         self.write_copies(entry, within_bytes, Payload::Zeros(len_bytes))

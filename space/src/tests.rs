@@ -14,13 +14,13 @@ use std::{
     sync::Arc,
 };
 
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 /// Slabs of the pools here.
-const SLAB: u64 = 256 << 10;
+pub(crate) const SLAB: u64 = 256 << 10;
 
-struct Bench {
-    dir: tempfile::TempDir,
-    paths: Vec<PathBuf>,
+pub(crate) struct Bench {
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) paths: Vec<PathBuf>,
 }
 
 impl Bench {
@@ -40,16 +40,16 @@ impl Bench {
         Pool::create("vault", &members, &PoolCreateOptions { slab_bytes: SLAB, ..PoolCreateOptions::default() })
     }
 
-    fn open_with(&self, options: &PoolOptions) -> Result<Arc<Pool>> {
+    pub(crate) fn open_with(&self, options: &PoolOptions) -> Result<Arc<Pool>> {
         Pool::open(&self.paths, options).map(Arc::new)
     }
 
-    fn open(&self) -> Arc<Pool> {
+    pub(crate) fn open(&self) -> Arc<Pool> {
         self.open_with(&PoolOptions { writable: true, ..PoolOptions::default() }).unwrap()
     }
 
     /// A pool with one file, "disk".
-    fn pool(sizes: &[u64], copies: u8, len_bytes: u64) -> (Self, Arc<Pool>) {
+    pub(crate) fn pool(sizes: &[u64], copies: u8, len_bytes: u64) -> (Self, Arc<Pool>) {
         let bench = Self::new(sizes);
         bench.create().unwrap();
         let pool = bench.open();
@@ -69,23 +69,23 @@ impl Bench {
     }
 }
 
-fn file(pool: &Arc<Pool>) -> Arc<SpaceFile> {
+pub(crate) fn file(pool: &Arc<Pool>) -> Arc<SpaceFile> {
     SpaceFile::open(pool, "disk", pool.is_writable(), LockMode::None).unwrap()
 }
 
-fn disk(file: &Arc<SpaceFile>) -> Blocking {
+pub(crate) fn disk(file: &Arc<SpaceFile>) -> Blocking {
     let device = RawDevice::new(file.clone(), true, 512).unwrap();
     Blocking::open(&device, EngineKind::Auto).unwrap()
 }
 
-fn contents(file: &SpaceFile) -> Vec<u8> {
+pub(crate) fn contents(file: &SpaceFile) -> Vec<u8> {
     let mut bytes = vec![0xee; file.len_bytes().unwrap() as usize];
     file.read_at(&mut bytes, 0).unwrap();
     bytes
 }
 
 /// The offset of the copy of a slab on a member, found by its contents.
-fn offsets_of(path: &Path, needle: &[u8]) -> Vec<usize> {
+pub(crate) fn offsets_of(path: &Path, needle: &[u8]) -> Vec<usize> {
     let bytes = fs::read(path).unwrap();
     bytes.chunks(4096).enumerate().filter(|(_, block)| block.starts_with(needle)).map(|(at, _)| at * 4096).collect()
 }

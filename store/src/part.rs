@@ -138,6 +138,8 @@ pub(crate) struct CopyOf {
     pub(crate) hold: u64,
     /// What to add to the part's offset, wrapping, for its offset in the store with the placement.
     pub(crate) back_bytes: u64,
+    /// Length of the read, if it must be compared when it has ended; otherwise 0.
+    pub(crate) checked_bytes: u64,
 }
 
 /// How the bytes that the store shows in a part's range are reached.

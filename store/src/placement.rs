@@ -3,6 +3,7 @@
 //! ```text
 //!   part of a request ─▶ Placement::place ─┬─▶ a part for each copy, in the member's file
 //!                                          └─▶ no copy: the store's own methods, in the pool
+//!   end of a read      ─▶ Placement::is_intact, if it was asked for
 //!   end of such a part ─▶ Placement::release ─ failed ─▶ the store's own methods repeat it
 //!   sync               ─▶ Placement::unsynced ─▶ a sync of each of these members
 //! ```
@@ -44,6 +45,8 @@ pub struct Placed {
     pub count: u8,
     /// Whether the range has no copy and reads as zeros.
     pub is_zero: bool,
+    /// Whether a read must be compared by [`Placement::is_intact`] when it has ended.
+    pub is_checked: bool,
     /// Passed to [`Placement::release`] once for each copy.
     pub hold: u64,
 }
@@ -56,6 +59,12 @@ pub trait Placement: Send + Sync + fmt::Debug {
     /// The transfer to or from one copy has ended. After a failure the engine repeats it by the
     /// store's own methods.
     fn release(&self, member: u8, hold: u64, access: Access, ok: bool);
+
+    /// Whether bytes that were read at `offset_bytes` of this store are what was written there. They
+    /// are a piece of one range for which [`Placed::is_checked`] was set, a whole number of blocks
+    /// of 4 KiB if the range was. If they are not, the engine repeats the read by the store's own
+    /// methods. Called before [`Placement::release`].
+    fn is_intact(&self, hold: u64, offset_bytes: u64, bytes: &[u8]) -> bool;
 
     /// A write of a copy that was to be durable has failed, perhaps its sync: earlier writes of the
     /// member may be lost. Called before [`Placement::release`].

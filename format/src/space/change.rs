@@ -40,6 +40,8 @@ pub enum SlabState {
     Dirty,
     /// All copies that are not stale are equal and durable.
     Clean,
+    /// The same, and each of them has a record of its checksums.
+    Sealed,
 }
 
 impl SlabState {
@@ -47,6 +49,7 @@ impl SlabState {
         match self {
             Self::Dirty => 1,
             Self::Clean => 2,
+            Self::Sealed => 3,
         }
     }
 
@@ -54,6 +57,7 @@ impl SlabState {
         match byte {
             1 => Some(Self::Dirty),
             2 => Some(Self::Clean),
+            3 => Some(Self::Sealed),
             _ => None,
         }
     }
@@ -335,7 +339,7 @@ fn parse(bytes: &[u8]) -> Result<(Change<'_>, usize)> {
     };
     let state = |at: usize| match body.get(at).and_then(|&byte| SlabState::from_byte(byte)) {
         Some(state) => Ok(state),
-        None => invalid(4 + at, "an unknown state of a slab".into(), "1 or 2"),
+        None => invalid(4 + at, "an unknown state of a slab".into(), "1 to 3"),
     };
     let name = |at: usize| match body.get(at..).map(std::str::from_utf8) {
         Some(Ok(name)) if !name.is_empty() && name.len() <= NAME_BYTES_MAX => Ok(name),

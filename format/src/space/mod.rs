@@ -4,6 +4,7 @@
 //! ```text
 //!   member    0        superblock, 4 KiB
 //!             1 MiB    slabs, one after the other, all of the pool's slab size
+//!             ...      a record of checksums for each slab, up to the second superblock
 //!             end      superblock, 4 KiB, the same as the first: at the last multiple of 4 KiB
 //!                      that leaves 4 KiB
 //!   area      a run of slabs on up to three members, each with the same contents:
@@ -14,6 +15,7 @@
 //! - [`superblock`]: identity, members, generation, where the areas lie
 //! - [`change`]: a change of the map: which slabs a file has, in which state they are
 //! - [`journal`]: a block of changes; the header of a checkpoint, whose contents are changes too
+//! - [`sums`]: the checksums of a sealed slab
 //!
 //! What must hold: the superblock with the highest generation counts. Its areas are read; the
 //! checkpoint with the highest sequence number is the beginning, and the blocks of the journal from
@@ -21,6 +23,7 @@
 
 pub mod change;
 pub mod journal;
+pub mod sums;
 pub mod superblock;
 
 pub use crate::invalid::{Invalid, Result};
@@ -51,10 +54,11 @@ pub fn last_superblock_at(size_bytes: u64) -> Option<u64> {
     end_bytes.checked_sub(BLOCK_BYTES as u64).filter(|&at| at >= SLABS_OFFSET_BYTES)
 }
 
-/// Number of slabs of a member of `size_bytes`. At most [`SLABS_MAX`].
+/// Number of slabs of a member of `size_bytes`, each with a record of checksums. At most [`SLABS_MAX`].
 pub fn slabs_of(size_bytes: u64, slab_shift: u8) -> u32 {
     let held_bytes = last_superblock_at(size_bytes).map_or(0, |end_bytes| end_bytes - SLABS_OFFSET_BYTES);
-    (held_bytes >> slab_shift.min(63)).min(u64::from(SLABS_MAX)) as u32
+    let slab_bytes = (1_u64 << slab_shift.min(63)).saturating_add(sums::record_bytes(slab_shift));
+    (held_bytes / slab_bytes).min(u64::from(SLABS_MAX)) as u32
 }
 
 /// One copy of a slab: a slab of a member.
@@ -136,9 +140,10 @@ mod tests {
         assert_eq!(last_superblock_at(mib + 4096), Some(mib));
         assert_eq!(last_superblock_at(mib + 8191), Some(mib));
         assert_eq!(slabs_of(mib, 20), 0);
-        assert_eq!(slabs_of(2 * mib + 4095, 20), 0);
-        assert_eq!(slabs_of(2 * mib + 4096, 20), 1);
-        assert_eq!(slabs_of(2 * mib + 4096, 18), 4);
+        assert_eq!(slabs_of(2 * mib + 8191, 20), 0);
+        assert_eq!(slabs_of(2 * mib + 8192, 20), 1);
+        assert_eq!(slabs_of(2 * mib + 8192, 18), 3);
+        assert_eq!(slabs_of(2 * mib + 4096 + 4 * 4096, 18), 4);
         assert_eq!(slabs_of(u64::MAX, 18), SLABS_MAX);
     }
 

@@ -2,7 +2,7 @@
 //! journal lies.
 //!
 //! ```text
-//!   0   magic "DWSPACE1"     8 version (1)           12 CRC-32C, this field as 0
+//!   0   magic "DWSPACE1"     8 version (2)           12 CRC-32C, this field as 0
 //!   16  GUID of the pool     32 generation (u64)     40 number of this member (u8)
 //!   41  slab size as a power of two (u8)             42 number of areas (u8)
 //!   43  length of the name (u8)                      44 copies of a new file (u8)
@@ -24,7 +24,7 @@ use uuid::Uuid;
 
 const STRUCTURE: &str = "superblock of a space";
 const MAGIC: &[u8; 8] = b"DWSPACE1";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const CHECKSUM_AT: usize = 12;
 const AREAS_AT: usize = 64;
 const AREA_BYTES: usize = 16;
@@ -201,7 +201,7 @@ impl Superblock {
         check_block(STRUCTURE, block, MAGIC, CHECKSUM_AT)?;
         let version = u32_at(block, 8);
         if version != VERSION {
-            return Err(invalid(8, format!("version {version}"), "version 1, the only one that this program knows"));
+            return Err(invalid(8, format!("version {version}"), "version 2, the only one that this program knows"));
         }
         let [number, slab_shift, areas, name_bytes, copies] = field::<5>(block, 40);
         if !(1..=COPIES_MAX).contains(&usize::from(copies)) {

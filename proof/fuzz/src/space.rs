@@ -98,8 +98,8 @@ enum Hostile {
     File { file: u8, len_bytes: u64, copies: u8, name: String },
     Length { file: u8, len_bytes: u64 },
     Removed { file: u8 },
-    Slabs { file: u8, first: u32, slabs: Vec<(bool, u8, u8)> },
-    State { file: u8, first: u32, count: u32, clean: bool },
+    Slabs { file: u8, first: u32, slabs: Vec<(u8, u8, u8)> },
+    State { file: u8, first: u32, count: u32, state: u8 },
     Stale { file: u8, index: u32, mask: u8 },
     Unmap { file: u8, first: u32, count: u32 },
     Lost { member: u8 },
@@ -123,15 +123,14 @@ impl Hostile {
             Self::Removed { file: number } => Change::Removed { file: file(*number) }.put(out),
             Self::Slabs { file: number, first, slabs } => {
                 let mut bytes = Vec::new();
-                for (clean, member, slab) in slabs.iter().take(64) {
-                    let state = if *clean { SlabState::Clean } else { SlabState::Dirty };
-                    SlabRun::put(&mut bytes, state, [Copy { member: member % 64, slab: u32::from(*slab) }]);
+                for (state, member, slab) in slabs.iter().take(64) {
+                    SlabRun::put(&mut bytes, state_of(*state), [Copy { member: member % 64, slab: u32::from(*slab) }]);
                 }
                 let slabs = SlabRun::new(1, &bytes);
                 Change::Slabs { file: file(*number), first: *first, slabs }.put(out);
             }
-            Self::State { file: number, first, count, clean } => {
-                let state = if *clean { SlabState::Clean } else { SlabState::Dirty };
+            Self::State { file: number, first, count, state } => {
+                let state = state_of(*state);
                 Change::State { file: file(*number), first: *first, count: *count, state }.put(out);
             }
             Self::Stale { file: number, index, mask } => {
@@ -146,6 +145,10 @@ impl Hostile {
             Self::Unnamed { name } => Change::Unnamed { name }.put(out),
         }
     }
+}
+
+fn state_of(choice: u8) -> SlabState {
+    [SlabState::Dirty, SlabState::Clean, SlabState::Sealed][usize::from(choice % 3)]
 }
 
 #[derive(Debug, Arbitrary)]

@@ -109,6 +109,9 @@ impl Pool {
                 }
             }
             Change::State { first, count, state: slab_state, .. } => {
+                if slab_state == SlabState::Clean {
+                    self.has_clean.store(true, Ordering::Release);
+                }
                 for (index, entry) in file.table.mapped(range(first, count)) {
                     if entry.set_state(slab_state, state.lost_in_map) {
                         note_dirty(state, number, index, slab_state);
@@ -165,7 +168,7 @@ fn unmap(state: &mut State, file: &FileState, slabs: Range<u64>) {
 fn note_dirty(state: &mut State, file: u32, index: u32, slab_state: SlabState) {
     match slab_state {
         SlabState::Dirty => state.dirty.insert((file, index)),
-        SlabState::Clean => state.dirty.remove(&(file, index)),
+        SlabState::Clean | SlabState::Sealed => state.dirty.remove(&(file, index)),
     };
 }
 

@@ -18,6 +18,7 @@ use crate::{
     free::FreeSlabs,
     member::Member,
     slab_table::Slab,
+    sums::have_sums,
 };
 use diskwright_format::space::{
     Copy, MEMBERS_MAX,
@@ -214,16 +215,30 @@ impl Pool {
         // The first one, which is the source of a resync too: the copies of a dirty slab may
         // differ.
         let sources = slab.good_copies().filter(|copy| self.live_member(copy.member).is_some());
+        let sums = if slab.is_sealed() { self.sums_of(file, index)? } else { None };
         let taken = self.take_elsewhere(&copies)?;
+        let sources: Vec<Copy> = sources.collect();
         let mut copied =
             Err(io::Error::other(format!("slab {index} of file {} has no valid copy on a live member", file.number)));
-        for source in sources {
-            copied = self.copy_slab(source, taken);
+        for source in &sources {
+            copied = self.copy_slab(*source, taken, sums.as_deref());
             if copied.is_ok() {
                 break;
             }
         }
-        if let Err(error) = copied {
+        if let (Err(_), Some(_), Some(source)) = (&copied, &sums, sources.first()) {
+            // What is wrong in all copies stays wrong, and is found by its checksum there too.
+            copied = self.copy_slab(*source, taken, None);
+        }
+        if let (Ok(()), Some(sums)) = (&copied, &sums) {
+            copied = self.write_record(taken, (file.number, index), sums, || true);
+        }
+        let target = self.live_member(taken.member).cloned();
+        let durable = copied.and_then(|()| match &target {
+            Some(member) => member.sync_all(),
+            None => Err(io::Error::other("a member vanished meanwhile")),
+        });
+        if let Err(error) = durable {
             lock(&self.state).free[usize::from(taken.member)].give_back(taken.slab);
             return Err(error);
         }
@@ -262,8 +277,9 @@ impl Pool {
         })
     }
 
-    /// Copies a slab, durably.
-    fn copy_slab(&self, from: Copy, to: Copy) -> io::Result<()> {
+    /// Copies a slab, whose blocks must have their checksums if it has any. Durable with the next
+    /// sync.
+    fn copy_slab(&self, from: Copy, to: Copy, sums: Option<&[u32]>) -> io::Result<()> {
         let missing = || io::Error::other("a member vanished meanwhile");
         let source = self.live_member(from.member).ok_or_else(missing)?;
         let target = self.live_member(to.member).ok_or_else(missing)?;
@@ -271,10 +287,14 @@ impl Pool {
         let mut at = 0;
         while at < self.slab_bytes() {
             source.store.read_at(&mut buf, from.offset_bytes(self.slab_shift) + at)?;
+            if sums.is_some_and(|sums| !have_sums(sums, at, &buf)) {
+                let what = format!("{} has bytes without their checksums", source.path.display());
+                return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+            }
             target.store.write_at(&buf, to.offset_bytes(self.slab_shift) + at)?;
             at += buf.len() as u64;
         }
-        target.sync_all()
+        Ok(())
     }
 
     /// Gives each copy on a lost member a new place, and each slab with too few copies another one,

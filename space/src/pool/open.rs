@@ -16,6 +16,7 @@ use crate::{
     free::FreeSlabs,
     log::{History, LogPlace, LogState, OpenArea},
     member::Member,
+    sums::SumsCache,
 };
 use diskwright_format::space::{
     MEMBERS_MAX, slabs_of,
@@ -172,6 +173,7 @@ impl Pool {
             next_file: 1,
             dirty: BTreeSet::new(),
             lost_in_map: 0,
+            dirtying: Vec::new(),
         };
         let pool = Self {
             id: newest.pool,
@@ -193,6 +195,10 @@ impl Pool {
             areas: RwLock::new(areas),
             not_busy: Condvar::new(),
             busy_lock: Mutex::new(()),
+            sums_cache: SumsCache::new(newest.slab_shift),
+            sealing: Mutex::default(),
+            records: Mutex::default(),
+            has_clean: AtomicBool::new(true),
             warnings: Mutex::new(warnings),
         };
         let bad = |why: String| SpaceError::BadMap { pool: called(&pool.name, pool.id), why };

@@ -10,8 +10,8 @@
 //! The source is the first copy that is not stale and whose member is live. Until its copies are
 //! equal a slab is *unequal*: only that copy is read, so a reader never sees two contents in turn.
 
-use super::{FileState, Pool, lock};
-use crate::{busy::Busy, member::Member, slab_table::Slab};
+use super::{FileState, Pool, State, lock};
+use crate::{busy::Busy, member::Member, slab_table::Slab, slow::DIRTY_GROUP};
 use diskwright_format::space::{
     Copy,
     change::{Change, SlabState},
@@ -23,10 +23,17 @@ use std::{
 };
 
 /// Length of a piece that is compared at once.
-const PIECE_BYTES: usize = 64 << 10;
+pub(super) const PIECE_BYTES: usize = 64 << 10;
 
 /// How long a round of [`Pool::tick`] resyncs stale copies.
 const ROUND: Duration = Duration::from_millis(200);
+
+impl State {
+    /// Whether a change that makes the slab dirty is under way.
+    pub(super) fn is_dirtying(&self, file: u32, index: u32) -> bool {
+        self.dirtying.iter().any(|&(other, first, _)| other == file && first == index - index % DIRTY_GROUP)
+    }
+}
 
 impl Pool {
     /// The copies of a slab whose members are live, with whether each is stale.
@@ -39,7 +46,7 @@ impl Pool {
 
     /// Makes the live copies of a slab equal, without making that durable. Nobody writes to it. A
     /// copy that cannot be read is not a source.
-    fn equalize(&self, slab: Slab, buffers: &mut [Vec<u8>; 2]) -> io::Result<()> {
+    pub(super) fn equalize(&self, slab: Slab, buffers: &mut [Vec<u8>; 2]) -> io::Result<()> {
         let sources = slab.good_copies().filter(|copy| self.live_member(copy.member).is_some());
         let mut failure = None;
         for source in sources {
@@ -109,7 +116,7 @@ impl Pool {
     }
 
     /// Makes the dirty slabs clean that were not written in `epoch`. All writes before are synced.
-    fn clean_idle(&self, epoch: u8) {
+    pub(crate) fn clean_idle(&self, epoch: u8) {
         let mut state = lock(&self.state);
         // The copies of a member that was just lost become stale when the map knows of it, and only
         // those of dirty slabs.
@@ -117,7 +124,11 @@ impl Pool {
             return;
         }
         let mut cleaned: Vec<(u32, u32)> = Vec::new();
+        self.forget_dirtied(&mut state);
         for &(number, index) in &state.dirty {
+            if state.is_dirtying(number, index) {
+                continue;
+            }
             let Some(file) = self.file(number) else { continue };
             if file.table.get(index).is_some_and(|entry| entry.clean_if_idle(epoch)) {
                 cleaned.push((number, index));
@@ -132,9 +143,18 @@ impl Pool {
             self.append(&mut state, &change);
             rest = &rest[count..];
         }
+        self.has_clean.fetch_or(!cleaned.is_empty(), Ordering::AcqRel);
         for slab in cleaned {
             state.dirty.remove(&slab);
         }
+    }
+
+    /// Forgets the changes that make slabs dirty and are in the map. The others stay, because a slab
+    /// becomes clean in memory at once, but dirty only with its commit: it would be clean in the
+    /// journal, and then dirty in memory.
+    pub(super) fn forget_dirtied(&self, state: &mut State) {
+        let durable = lock(&self.log).durable;
+        state.dirtying.retain(|(.., ticket)| ticket.number() > durable);
     }
 
     /// A round of the work that a pool does by itself; to be called every second or so. Returns
@@ -156,7 +176,7 @@ impl Pool {
             self.commit_all()?;
             self.clean_idle(epoch);
         }
-        let more = self.resync_stale()?;
+        let more = self.resync_stale()? | self.seal_quiet()?;
         self.commit_all()?;
         Ok(more)
     }
@@ -200,7 +220,12 @@ impl Pool {
         if slab.state().is_none() || self.live_copies(slab).iter().all(|(.., stale)| *stale) {
             return Ok(());
         }
-        self.equalize(slab, buffers)?;
+        if slab.is_sealed() && self.sums_of(file, index)?.is_some() {
+            // A stale copy lacks the record too.
+            self.mend_busy(file, index)?;
+        } else {
+            self.equalize(slab, buffers)?;
+        }
         self.sync_members()?;
         let mut mask = slab.stale();
         for (place, copy) in slab.copies().into_iter().enumerate() {
@@ -216,6 +241,15 @@ impl Pool {
         Ok(())
     }
 
+    /// Makes everything durable, and all slabs clean that nobody is writing.
+    pub(super) fn make_idle_clean(&self) -> io::Result<()> {
+        let epoch = self.epoch.fetch_add(2, Ordering::AcqRel).wrapping_add(2);
+        self.sync_members()?;
+        self.commit_all()?;
+        self.clean_idle(epoch);
+        self.commit_all()
+    }
+
     /// Makes everything durable and all slabs clean that nobody writes.
     ///
     /// # Errors
@@ -224,11 +258,7 @@ impl Pool {
         if !self.is_writable {
             return Ok(());
         }
-        let epoch = self.epoch.fetch_add(2, Ordering::AcqRel).wrapping_add(2);
-        self.sync_members()?;
-        self.commit_all()?;
-        self.clean_idle(epoch);
-        self.commit_all()?;
+        self.make_idle_clean()?;
         if self.is_closed.load(Ordering::Acquire) {
             return Ok(());
         }

@@ -61,6 +61,8 @@ pub struct DiskStatus {
     pub mapped_bytes: u64,
     /// Of these, bytes whose copies may differ after a power cut.
     pub dirty_bytes: u64,
+    /// Of these, bytes that have no checksums yet: dirty ones, and those written a while ago.
+    pub unsealed_bytes: u64,
     /// Of these, bytes that have fewer valid copies than they should.
     pub degraded_bytes: u64,
 }
@@ -126,11 +128,12 @@ impl Pool {
         }
         let names = state.names.iter().filter_map(|(name, number)| Some((name, self.file(*number)?)));
         let disks = names.map(|(name, file)| {
-            let (mut mapped, mut dirty, mut degraded) = (0_u64, 0_u64, 0_u64);
+            let (mut mapped, mut dirty, mut unsealed, mut degraded) = (0_u64, 0_u64, 0_u64, 0_u64);
             for (_, entry) in file.table.mapped(0..1 << 32) {
                 let slab = entry.load();
                 mapped += 1;
                 dirty += u64::from(slab.state() == Some(SlabState::Dirty));
+                unsealed += u64::from(!slab.is_sealed());
                 let good = slab.good_copies().filter(|copy| self.live_member(copy.member).is_some()).count();
                 degraded += u64::from(good < usize::from(file.copies));
             }
@@ -141,6 +144,7 @@ impl Pool {
                 tier: file.tier,
                 mapped_bytes: mapped << self.slab_shift,
                 dirty_bytes: dirty << self.slab_shift,
+                unsealed_bytes: unsealed << self.slab_shift,
                 degraded_bytes: degraded << self.slab_shift,
             }
         });

@@ -6,6 +6,9 @@
 //!                                 └─▶ no copy: the store's own methods, by `carry_out_off_ring`
 //! ```
 //!
+//! A read that the store wants to be compared is compared before the release. Bytes that are wrong
+//! count as a failure.
+//!
 //! Invariant: a part of a copy is released exactly once, when its transfer has ended and before its
 //! request does. A failed one then becomes a part of the store itself, which the store's own
 //! methods carry out. It is not placed again, so a request ends however many members fail.
@@ -14,11 +17,15 @@
 
 use super::{Engine, overlapping_parts};
 use crate::{
+    buffer::{Span, copy_from_foreign},
     part::{Action, CopyOf, Part, Route, Target},
     placement::Placement,
     range::FileRange,
 };
 use std::{collections::HashSet, io, sync::Arc};
+
+/// Memory of another process is compared in pieces of this length.
+const FOREIGN_PIECE_BYTES: usize = 4096;
 
 impl Engine {
     /// Splits a part of a store with a placement into parts of its members, and starts them.
@@ -35,7 +42,7 @@ impl Engine {
             while unsynced != 0 {
                 let member = unsynced.trailing_zeros() as u8;
                 unsynced &= unsynced - 1;
-                self.start_copy(rest, CopyOf { target: rest.target, member, hold: 0, back_bytes: 0 });
+                self.start_copy(rest, CopyOf { target: rest.target, member, hold: 0, back_bytes: 0, checked_bytes: 0 });
             }
             return self.part_ended(index, Ok(()));
         }
@@ -50,7 +57,9 @@ impl Engine {
             let copies = placed.copies.get(..usize::from(placed.count)).unwrap_or(&placed.copies);
             for copy in copies {
                 let back_bytes = piece.file_offset_bytes.wrapping_sub(copy.offset_bytes);
-                let copy_of = CopyOf { target: piece.target, member: copy.member, hold: placed.hold, back_bytes };
+                let checked_bytes = if placed.is_checked { piece.len_bytes } else { 0 };
+                let (target, member, hold) = (piece.target, copy.member, placed.hold);
+                let copy_of = CopyOf { target, member, hold, back_bytes, checked_bytes };
                 self.start_copy(Part { file_offset_bytes: copy.offset_bytes, ..piece }, copy_of);
             }
             if placed.is_zero && piece.fills() {
@@ -95,6 +104,7 @@ impl Engine {
 
     /// Handles the end of a part of a copy.
     pub(super) fn copy_ended(&mut self, index: u32, result: io::Result<()>) {
+        let result = result.and_then(|()| self.checked(index));
         let part = &mut self.parts[index as usize];
         let Some(copy) = part.copy_of.take() else { return };
         let (is_sync, access) = (part.action == Action::Sync, part.access());
@@ -121,6 +131,45 @@ impl Engine {
                 None => self.by_own_methods(index),
             },
         }
+    }
+
+    /// Compares what a part of a copy has read, if its store wants that.
+    #[inline]
+    fn checked(&mut self, index: u32) -> io::Result<()> {
+        let part = self.parts[index as usize];
+        match part.copy_of {
+            Some(copy) if copy.checked_bytes > 0 => self.compare(&part, copy),
+            _ => Ok(()),
+        }
+    }
+
+    fn compare(&mut self, part: &Part, copy: CopyOf) -> io::Result<()> {
+        // A part that continued after a short read describes the rest only; both have the same end.
+        let done_bytes = copy.checked_bytes - part.len_bytes.min(copy.checked_bytes);
+        let address = part.address.wrapping_sub(done_bytes as usize);
+        let offset_bytes = part.file_offset_bytes.wrapping_add(copy.back_bytes).wrapping_sub(done_bytes);
+        let memory = Span { address, len_bytes: copy.checked_bytes as usize };
+        if self.slots.get(part.slot).clashes(memory, true) {
+            return Err(overlapping_parts());
+        }
+        let Some(placement) = self.placement(copy.target) else { return Ok(()) };
+        let is_intact = if part.is_foreign {
+            let mut block = [0; FOREIGN_PIECE_BYTES];
+            (0..memory.len_bytes).step_by(FOREIGN_PIECE_BYTES).all(|at| {
+                let piece = &mut block[..FOREIGN_PIECE_BYTES.min(memory.len_bytes - at)];
+                // SAFETY: the slot's segments keep the mapping, and the part was read into this
+                // range of it.
+                unsafe { copy_from_foreign(address.wrapping_add(at), piece) };
+                placement.is_intact(copy.hold, offset_bytes + at as u64, piece)
+            })
+        } else {
+            // SAFETY: the memory is the slot's own, alive and initialised. The kernel has ended the
+            // part, and no other part of the request writes here: no loan does, and a request has
+            // each byte in one part.
+            let bytes = unsafe { std::slice::from_raw_parts(memory.address, memory.len_bytes) };
+            placement.is_intact(copy.hold, offset_bytes, bytes)
+        };
+        if is_intact { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
 
     /// Carries a part out by the methods of its store, in the pool.

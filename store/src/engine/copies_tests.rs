@@ -27,12 +27,21 @@ struct Mirror {
     said: Mutex<Vec<String>>,
     /// The first member is not used by the store's own methods.
     first_is_lost: AtomicBool,
+    /// The byte that intact contents begin with, for reads that are checked.
+    intact: Mutex<Option<u8>>,
 }
 
 impl Mirror {
     fn new(members: Vec<Arc<dyn Store>>) -> Arc<Self> {
         let (held, unsynced, said) = (AtomicI64::new(0), AtomicU64::new(0), Mutex::default());
-        Arc::new(Self { members, held, unsynced, said, first_is_lost: AtomicBool::new(false) })
+        Arc::new(Self {
+            members,
+            held,
+            unsynced,
+            said,
+            first_is_lost: AtomicBool::new(false),
+            intact: Mutex::default(),
+        })
     }
 
     fn say(&self, what: String) {
@@ -68,8 +77,15 @@ impl Placement for Mirror {
         for member in 0..count {
             placed.copies[member] = CopyAt { member: member as u8, offset_bytes: on_member(range.offset_bytes) };
         }
+        placed.is_checked = access == Access::Read && self.intact.lock().unwrap().is_some();
         self.held.fetch_add(count as i64, Ordering::Relaxed);
         placed
+    }
+
+    fn is_intact(&self, hold: u64, offset_bytes: u64, bytes: &[u8]) -> bool {
+        assert!(self.held.load(Ordering::Relaxed) > 0, "compared before the release");
+        self.say(format!("check of {hold}: {} bytes at {}", bytes.len(), offset_bytes % UNIT));
+        bytes.first().copied() == *self.intact.lock().unwrap()
     }
 
     fn release(&self, member: u8, hold: u64, access: Access, ok: bool) {
@@ -175,6 +191,37 @@ fn members_in(directory: &Path, count: usize, writable: bool) -> Vec<Arc<dyn Sto
         Arc::new(FileStore::open(&path, &OpenOptions { writable, ..OpenOptions::default() }).unwrap()) as Arc<dyn Store>
     });
     opened.collect()
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "opens files")]
+fn a_read_that_is_not_intact_is_repeated_by_the_store() {
+    for kind in kinds() {
+        let directory = tempfile::tempdir().unwrap();
+        let mirror = Mirror::new(members_in(directory.path(), 2, true));
+        mirror.members[0].write_at(&[1; UNIT as usize], on_member(2 * UNIT)).unwrap();
+        mirror.members[1].write_at(&[2; UNIT as usize], on_member(2 * UNIT)).unwrap();
+        let store: Arc<dyn Store> = mirror.clone();
+        let mut engine = Engine::new(kind, 8, None).unwrap();
+        let target = engine.add_target(&store).unwrap();
+        for (intact, shown) in [(1, 1), (2, 2)] {
+            *mirror.intact.lock().unwrap() = Some(intact);
+            mirror.first_is_lost.store(intact == 2, Ordering::Relaxed);
+            // The last half of the buffer, so that the place of the memory counts.
+            let half = UNIT as usize / 2;
+            engine.read_one(7, 0, target, 2 * UNIT + 512, buf_of(|_| 9, 2 * half), half..2 * half);
+            let (result, buf) = reaped(&mut engine);
+            result.unwrap();
+            let buf = buf.unwrap();
+            assert!(buf[..half].iter().all(|&byte| byte == 9) && buf[half..].iter().all(|&byte| byte == shown));
+            let mut expected =
+                vec![format!("Read 2 of 0: {}", intact == 1), "check of 2: 2048 bytes at 512".to_owned()];
+            if intact == 2 {
+                expected.push("own read 2".into());
+            }
+            assert_eq!(mirror.take_said(), expected, "{kind:?}");
+        }
+    }
 }
 
 #[test]
