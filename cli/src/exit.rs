@@ -12,6 +12,8 @@
 //!   info       done          failed               used wrongly (clap)     a rule does    stopped
 //!                                                                         not hold, or a
 //!                                                                         digest
+//!   space      done          failed               used wrongly (clap)     scrub: data    stopped
+//!                                                                         are lost
 //!   others     done          failed               used wrongly (clap)     -              stopped
 //! ```
 //!
@@ -54,6 +56,8 @@ pub const COPIED_WITH_LOSSES: u8 = 3;
 /// `info --azure`, `info --windows`: a rule of the place does not hold. `info --verify`: a digest
 /// is wrong.
 pub const RULE_BROKEN: u8 = 3;
+/// `space scrub`: no copy has the checksums of some data.
+pub const DATA_LOST: u8 = 3;
 /// Ended by Ctrl-C or SIGTERM.
 pub const STOPPED: u8 = 130;
 

@@ -124,6 +124,7 @@ fn all() -> Vec<Named> {
         of::<serve_ctl::Listing>(),
         of::<snapshot::Listing>(),
         of::<space::Report>(),
+        of::<space::ScrubReport>(),
         of::<snapshot::Report>(),
         of::<several::Report>(),
         of::<track::Ranges>(),

@@ -36,6 +36,7 @@ const LINES: &[&str] = &[
     "rescue copy.vhd rescued.vhdx",
     "move merged.vhdx moved.vhdx",
     "space create vault --member a.img --size 64M",
+    "space scrub vault",
     "attached",
     "serve-ctl list",
     "lab profiles",

@@ -168,3 +168,41 @@ fn members_join_and_leave() {
     shop.ok("space create second --member a.img");
     shop.ok("io space://vault/disk.raw --format raw -c 'read -P 3 0 16M'");
 }
+
+#[test]
+fn a_scrub_finds_bit_rot_mends_it_and_names_what_is_lost() {
+    let shop = vault();
+    shop.ok("space disk create space://vault/disk --size 4M");
+    shop.ok("io space://vault/disk --format raw -c 'write -P 5 0 4M' -c 'write -P 6 64K 4K'");
+    assert_eq!(pool(&shop)["disks"][0]["unsealed"], 4 << 20);
+    assert_eq!(shop.ok("space scrub vault"), "vault: sound; 4 MiB checked, 4 MiB of them for the first time\n");
+    assert_eq!(pool(&shop)["disks"][0]["unsealed"], 0);
+    let rot = |member: &str| {
+        let bytes = fs::read(shop.path(member)).unwrap();
+        let at = bytes.chunks(4096).position(|block| block.iter().all(|&byte| byte == 6)).unwrap() * 4096;
+        let file = fs::OpenOptions::new().write(true).open(shop.path(member)).unwrap();
+        file.write_all_at(&[7], at as u64 + 9).unwrap();
+    };
+    rot("b.img");
+    let mended = shop.run("space scrub vault");
+    assert_eq!((mended.code, &*mended.stdout), (Some(0), "vault: 4 KiB were wrong and were mended; 4 MiB checked\n"));
+    assert!(mended.stderr.contains("b.img had 4096 bytes that do not have their checksums"), "{mended:?}");
+    rot("a.img");
+    // A read mends too.
+    let read = shop.run("io space://vault/disk --format raw -c 'read -P 6 64K 4K'");
+    assert_eq!(read.code, Some(0), "{read:?}");
+    assert_eq!(shop.ok("space scrub vault"), "vault: sound; 4 MiB checked\n");
+    rot("a.img");
+    rot("b.img");
+    let error = shop.fails(1, "io space://vault/disk --format raw -c 'read 64K 4K'");
+    assert!(error.contains("do not have their checksums on any member"), "{error}");
+    shop.ok("io space://vault/disk --format raw -c 'read -P 5 68K 3M'");
+    let lost = shop.run("space scrub vault");
+    let expected = "vault: data are lost; 4 MiB checked\n  disk: 4 KiB at 65536 are lost\n";
+    assert_eq!((lost.code, &*lost.stdout), (Some(3), expected));
+    let report = shop.run("space scrub vault --json");
+    let report: Value = serde_json::from_str(&report.stdout).unwrap();
+    assert_eq!(report["lost"][0], serde_json::json!({"disk": "disk", "offset": 65536, "length": 4096}));
+    shop.ok("io space://vault/disk --format raw -c 'write -P 6 64K 4K'");
+    assert_eq!(shop.run("space scrub vault").code, Some(0));
+}

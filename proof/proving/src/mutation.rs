@@ -31,6 +31,8 @@ pub enum Phase {
     Relink,
     /// A disk in use is compacted.
     Compact,
+    /// Slabs of a pool get checksums, or are compared with them.
+    Scrub,
     /// Closing.
     Close,
     /// A command: create or convert.

@@ -1,5 +1,5 @@
-//! Pools of members as cases: writes, flushes, discards, first writes, ticks, reopened pools,
-//! names, members that vanish, come back, join and leave.
+//! Pools of members as cases: writes, flushes, discards, first writes, ticks, scrubs, reopened
+//! pools, names, members that vanish, come back, rot, join and leave.
 //!
 //! ```text
 //!   prepare ─▶ a pool with one disk
@@ -7,6 +7,9 @@
 //!   judge   ─▶ the pool opens; the ledger allows what it shows; every copy shows the same
 //!           ─▶ perhaps another session, judged without a cut
 //! ```
+//!
+//! A judged pool is scrubbed too: every sealed slab must have its checksums in all copies, and
+//! records of them. A member rots when everything is sealed; then every read must be right, and mends.
 //!
 //! A member that vanishes fails every operation from then on; its file stays as it was, and is
 //! there again when a state is judged: a copy that is old must never be shown.
@@ -37,7 +40,9 @@ const SLAB_BYTES: u64 = 256 << 10;
 /// Size of the disk: eight slabs.
 const DISK_BYTES: u64 = 8 * SLAB_BYTES;
 /// Size of a member: its superblocks, an area of four slabs, and enough for the disk.
-const MEMBER_BYTES: u64 = (1 << 20) + 18 * SLAB_BYTES + 4096;
+const MEMBER_BYTES: u64 = (1 << 20) + 18 * (SLAB_BYTES + 4096) + 4096;
+/// Slabs of a member that its area may have.
+const AREA_SLABS: u64 = 4;
 /// Requests of a run.
 const REQUESTS: u64 = 40;
 /// The same when the journal is to go round.
@@ -54,6 +59,8 @@ pub enum Fate {
     Return,
     /// One joins, and another one is drained and leaves.
     Change,
+    /// Now and then one has bytes that nobody wrote.
+    Rot,
 }
 
 /// A pool as a case.
@@ -72,7 +79,7 @@ pub struct SpaceCase {
 }
 
 /// All cases.
-pub fn all() -> [SpaceCase; 7] {
+pub fn all() -> [SpaceCase; 8] {
     let case = |name, members, copies, fate| SpaceCase { name, members, copies, fate, churns: false };
     [
         case("space, one member", 1, 1, Fate::Stay),
@@ -81,6 +88,7 @@ pub fn all() -> [SpaceCase; 7] {
         case("space, a member vanishes", 3, 2, Fate::Vanish),
         case("space, a member vanishes and returns", 2, 2, Fate::Return),
         case("space, members join and leave", 3, 2, Fate::Change),
+        case("space, a member rots", 2, 2, Fate::Rot),
         SpaceCase { churns: true, ..case("space, churning", 1, 1, Fate::Stay) },
     ]
 }
@@ -260,6 +268,12 @@ impl SpaceCase {
                 self.change_members(world, &session, &files)?;
                 paths = self.all_paths();
             }
+            if fate == Fate::Rot
+                && dice.percent(20)
+                && let Err(error) = self.rot(world, &session, ledger, dice)
+            {
+                fails(format!("request {request}: {error}"))?;
+            }
             if dice.percent(5) {
                 // Closed, which makes everything durable, and opened again.
                 let mark = ledger.mark();
@@ -315,7 +329,7 @@ impl SpaceCase {
         let window = *dice.pick(&windows());
         let first = window.first + dice.below(window.count);
         let count = 1 + dice.below(window.first + window.count - first);
-        let choice = match dice.below(19) {
+        let choice = match dice.below(20) {
             // Discards, which unmap slabs, and writes, which map them: a commit each.
             choice if self.churns && choice > 2 => 9 + choice % 2 * 3,
             choice => choice,
@@ -360,6 +374,10 @@ impl SpaceCase {
                 return Ok(());
             }
             16 | 17 => return session.pool.tick().map(|_| ()).map_err(failed),
+            18 => {
+                world.phase(Some(Phase::Scrub));
+                return session.pool.scrub(&mut |_| true).map(|_| ()).map_err(|error| error.to_string());
+            }
             _ => return self.use_names(session, dice),
         };
         result.map_err(failed)?;
@@ -387,6 +405,45 @@ impl SpaceCase {
             file.write_at(&[0xab; 4096], dice.below(32) * 4096).map_err(|error| error.to_string())?;
         }
         Ok(())
+    }
+
+    /// Seals everything, and changes bytes of a member behind the pool's back. What is read is right
+    /// nevertheless.
+    fn rot(&self, world: &World, session: &Session, ledger: &mut Ledger, dice: &mut Dice) -> Outcome {
+        let scrub = || session.pool.scrub(&mut |_| true).map_err(|error| error.to_string());
+        world.phase(Some(Phase::Scrub));
+        if scrub()?.unsealed_bytes > 0 {
+            // A copy is missing, so a slab has no checksums.
+            return Ok(());
+        }
+        world.phase(None);
+        let path = path_of(dice.below(u64::from(self.members)) as u8);
+        let member =
+            world.files().open(&path, &OpenOptions { writable: true, lock: LockMode::None, ..OpenOptions::default() });
+        let member = member.map_err(|error| error.to_string())?;
+        for _ in 0..3 {
+            let slab = AREA_SLABS + dice.below(18 - AREA_SLABS);
+            let at = (1 << 20) + slab * SLAB_BYTES + dice.below(SLAB_BYTES / 512) * 512;
+            member.write_at(&[0x5a; 512], at).map_err(|error| error.to_string())?;
+        }
+        world.phase(Some(Phase::Scrub));
+        let shown = Session::shown(&session.file, ledger)?;
+        ledger.judge(&shown, false).map_err(|error| format!("of a member that rots: {error}"))?;
+        let found = scrub()?;
+        world.phase(None);
+        if found.damage.is_empty() { Ok(()) } else { Err(format!("data are lost that the other copy has: {found:?}")) }
+    }
+
+    /// Every sealed slab has its checksums, and records of them.
+    fn judge_sums(&self, session: &Session) -> Outcome {
+        let found = session.pool.scrub(&mut |_| true).map_err(|error| error.to_string())?;
+        let is_right = found.damage.is_empty() && (found.mended_bytes == 0 || self.fate == Fate::Rot);
+        let unsealed = session.pool.warnings().into_iter().find(|warning| warning.contains("checksums"));
+        match (is_right, unsealed) {
+            (false, _) => Err(format!("sealed slabs are not as they were sealed: {found:?}")),
+            (true, Some(warning)) if self.fate != Fate::Rot => Err(warning),
+            (true, _) => Ok(()),
+        }
     }
 
     fn change_members(&self, world: &World, session: &Session, files: &Files) -> Outcome {
@@ -466,6 +523,7 @@ impl Case for SpaceCase {
         let session = Session::open(&paths, &world.files())?;
         let shown = Session::shown(&session.file, truth)?;
         let versions = truth.judge(&shown, true)?;
+        self.judge_sums(&session)?;
         self.judge_copies(world, &session, truth, &shown)?;
         let again = Session::shown(&session.file, truth)?;
         if again != shown {

@@ -3,8 +3,10 @@
 //! Each action ends with the state of the pool, which `--json` prints in full.
 
 mod report;
+mod scrub;
 
 pub use report::Report;
+pub use scrub::Report as ScrubReport;
 
 use crate::{
     context::Context,
@@ -90,6 +92,19 @@ EXAMPLES
   diskwright space replace vault /dev/nvme1n1 /dev/nvme2n1
   diskwright space replace vault 1 new.img:hdd --size 10G")]
     Replace(ReplaceArgs),
+    /// Compare all data with their checksums, and mend what is wrong.
+    #[command(after_help = "\
+A slab that was not written for half a minute gets checksums by itself, and each read of it is compared. A scrub reads all copies of all slabs, \
+and gives checksums to those that have none. Wrong data are written anew from another copy. What is wrong in all copies is listed, and the exit \
+code is 3.
+
+EXAMPLES
+  diskwright space scrub vault
+  diskwright space scrub vault --json | jq .lost")]
+    Scrub {
+        /// The pool.
+        pool: String,
+    },
     /// Make a pool known on this machine.
     #[command(after_help = "\
 EXAMPLES
@@ -251,6 +266,7 @@ pub fn run(context: &mut Context, args: &SpaceArgs) -> Outcome {
             shown(context, &pool, &format!("{} is not a member any more", printable(member)))
         }
         Action::Replace(args) => replace(context, args),
+        Action::Scrub { pool } => scrub::scrub(context, pool),
         Action::Import(args) => import(context, args),
         Action::Export { pool } => {
             Spaces::of_user().registry().forget(pool)?;

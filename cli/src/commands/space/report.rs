@@ -84,6 +84,8 @@ struct DiskReport {
     allocated: u64,
     /// Of these, bytes that would be compared after a power cut.
     dirty: u64,
+    /// Of these, bytes that have no checksums yet.
+    unsealed: u64,
     /// Of these, bytes that have fewer valid copies than they should.
     degraded: u64,
 }
@@ -119,6 +121,7 @@ impl PoolReport {
                 },
                 allocated: disk.mapped_bytes,
                 dirty: disk.dirty_bytes,
+                unsealed: disk.unsealed_bytes,
                 degraded: disk.degraded_bytes,
             });
             disk.collect()
@@ -175,6 +178,7 @@ impl PoolReport {
             ("tier", Align::Left),
             ("allocated", Align::Right),
             ("dirty", Align::Right),
+            ("no checksums", Align::Right),
             ("too few copies", Align::Right),
         ]);
         let or_dash = |bytes: u64| if bytes == 0 { "-".into() } else { Human(bytes).to_string() };
@@ -186,6 +190,7 @@ impl PoolReport {
                 disk.tier.into(),
                 Human(disk.allocated).to_string(),
                 or_dash(disk.dirty),
+                or_dash(disk.unsealed),
                 or_dash(disk.degraded),
             ]);
         }
