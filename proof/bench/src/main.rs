@@ -22,6 +22,7 @@
 //!   sesparse.rs    reading a chain with a redo log of ESXi
 //!   merge.rs       merging against cp, and with reflinks on XFS
 //!   rescue.rs      a disk of whose block table a third is destroyed
+//!   space/         pools of members against the raw file and btrfs; opening them
 //!   serve/         disks served by NBD, or attached, against other servers
 //!   fio.rs         fio as a client of servers
 //!   ours.rs        the program under test as a child
@@ -55,6 +56,7 @@ mod rows;
 mod same_blocks;
 mod serve;
 mod sesparse;
+mod space;
 mod touch;
 mod tracking;
 mod turns;
@@ -119,6 +121,7 @@ fn main() -> ExitCode {
     match arguments.get(1).and_then(|word| word.to_str()) {
         Some(ours::PROGRAM) => diskwright_cli::run(arguments.into_iter().skip(1)),
         Some(clones::CHILD) => clones::child(&arguments[2..]),
+        Some(space::CHILD) => space::child(&arguments[2..]),
         Some(touch::CHILD) => touch::child(&arguments[2..]),
         _ => bench(Args::parse_from(arguments)),
     }

@@ -71,7 +71,7 @@ const OTHERS: &[Container] = &[Container::Qcow2, Container::Qcow2Child, Containe
 
 /// A figure that is judged.
 #[derive(Debug, Clone, Copy)]
-struct Figure {
+pub(crate) struct Figure {
     name: &'static str,
     bar: Bar,
     /// Where it is in the record of a round.
@@ -80,12 +80,12 @@ struct Figure {
 
 const IOPS: Figure = Figure { name: "IOPS", bar: IOPS_BAR, of: |round| round.iops };
 const CPU: Figure = Figure { name: "CPU per I/O", bar: CPU_BAR, of: |round| round.cpu_ns_per_io };
-const FIGURES: [Figure; 2] = [IOPS, CPU];
+pub(crate) const FIGURES: [Figure; 2] = [IOPS, CPU];
 const CACHED: [Figure; 1] = [Figure { bar: CACHED_BAR, ..IOPS }];
 
 /// A disk and its peers, round by round.
 #[derive(Debug, Default)]
-struct Compared {
+pub(crate) struct Compared {
     name: String,
     ours: Vec<Figures>,
     /// The raw file.
@@ -110,7 +110,7 @@ impl Compared {
         ratio(&self.same_blocks, &self.raw, figure.of)
     }
 
-    fn check(&self, what: &str, figure: Figure) -> Check {
+    pub(crate) fn check(&self, what: &str, figure: Figure) -> Check {
         let name = format!("{}, {what}: {}", self.name, figure.name);
         match self.ratio(figure) {
             Some(ratio) => Check::of_interval(name, &ratio, figure.bar),
@@ -136,14 +136,18 @@ impl Compared {
 
 /// A target to compare with the first, and its blocks as a raw file, if they are a peer.
 #[derive(Debug)]
-struct Subject {
+pub(crate) struct Subject {
     target: OpenTarget,
     same_blocks: Option<OpenTarget>,
 }
 
 impl Subject {
+    pub(crate) fn of(target: OpenTarget) -> Self {
+        Self { target, same_blocks: None }
+    }
+
     fn alone(target: &Target) -> Self {
-        Self { target: target.to_measure(), same_blocks: None }
+        Self::of(target.to_measure())
     }
 
     fn with_its_blocks(target: &Target) -> Result<Self> {
@@ -353,7 +357,7 @@ fn note_conditions(found: &mut RowOutcome, context: &Context<'_>, targets: &[Tar
 
 /// Measures the subjects in turns until no comparison is open or the rounds are used up. The first
 /// is the raw file. `before` is called before each window with the index of its subject.
-fn compare(
+pub(crate) fn compare(
     context: &Context<'_>,
     subjects: &[Subject],
     workload: &Workload,

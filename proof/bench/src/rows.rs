@@ -2,12 +2,12 @@
 
 use crate::{
     allocate, chains, check, clones, compact, convert, discard, expand, large, merge, populated, rescue, serve,
-    sesparse, tracking, vmdk,
+    sesparse, space, tracking, vmdk,
 };
 use diskwright_lab::{acceptance::Row, selftest};
 
 /// The rows about disks and servers.
-const OWN: [Row; 46] = [
+const OWN: [Row; 50] = [
     Row {
         name: "workloads",
         title: "populated dynamic and differencing disks against the same blocks used as a raw file, 16 workloads, O_DIRECT, QD 32: 0.95 of the IOPS, 1.10 of the CPU in 126 of 128 comparisons",
@@ -27,6 +27,26 @@ const OWN: [Row; 46] = [
         name: "page-cache",
         title: "populated disks against the raw file, 4K random read from the page cache, which reading has filled: 0.95 of the IOPS",
         measure: populated::page_cache,
+    },
+    Row {
+        name: "space",
+        title: "a pool of one member against the same range of the member used as a raw file, 16 workloads, O_DIRECT, QD 32: 0.95 of the IOPS, 1.10 of the CPU",
+        measure: space::workloads,
+    },
+    Row {
+        name: "space-mirror",
+        title: "two copies on two files against btrfs raid1, 4K random write with a flush every 32: twice the IOPS; 4K random read: 1.0",
+        measure: space::against_btrfs,
+    },
+    Row {
+        name: "open-space",
+        title: "opening a pool of 10 TiB with all slabs mapped: under 200 ms and 250 MiB",
+        measure: space::large,
+    },
+    Row {
+        name: "resync",
+        title: "opening a pool after a power cut with 1 GiB dirty: under 2 s, and only these slabs are compared",
+        measure: space::resync,
     },
     Row {
         name: "chain",

@@ -23,10 +23,10 @@ use std::{io, sync::Arc};
 
 /// A range of the disk whose bytes lie in one piece of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Run {
-    offset_bytes: u64,
-    len_bytes: u64,
-    file_offset_bytes: u64,
+pub(crate) struct Run {
+    pub(crate) offset_bytes: u64,
+    pub(crate) len_bytes: u64,
+    pub(crate) file_offset_bytes: u64,
 }
 
 /// See the module.
@@ -56,6 +56,12 @@ pub(crate) fn device_of(target: &Target) -> Result<Option<Arc<dyn BlockDevice>>>
         Ok(SameBlocks { raw, runs, geometry })
     });
     Ok(Some(Arc::new(made.map_err(failed)?)))
+}
+
+/// Ranges of a file as a raw device. The runs cover all of its size.
+pub(crate) fn device_at(raw: RawDevice, runs: Vec<Run>, size_bytes: u64) -> Arc<dyn BlockDevice> {
+    let geometry = Geometry { size_bytes, ..raw.geometry() };
+    Arc::new(SameBlocks { raw, runs: runs.into(), geometry })
 }
 
 /// The file and the runs of a disk that has all of its data in one file of its top layer.

@@ -6,6 +6,7 @@ mod report;
 mod scrub;
 
 pub use report::Report;
+#[cfg(test)]
 pub use scrub::Report as ScrubReport;
 
 use crate::{
