@@ -63,6 +63,25 @@ impl FreeSlabs {
         was_free
     }
 
+    /// Takes certain slabs that follow one another. `false` if one of them is not free; the others
+    /// are taken then too.
+    pub(crate) fn take_these(&mut self, first: u32, count: u32) -> bool {
+        let (mut at, Some(end)) = (first, first.checked_add(count).filter(|&end| end <= self.slabs)) else {
+            return count == 0;
+        };
+        let mut taken = 0;
+        while at < end {
+            let within = (64 - at % 64).min(end - at);
+            let bits = u64::MAX >> (64 - within) << (at % 64);
+            let word = &mut self.words[at as usize / 64];
+            taken += (*word & bits).count_ones();
+            *word &= !bits;
+            at += within;
+        }
+        self.free -= taken;
+        taken == count
+    }
+
     /// Takes `count` slabs that follow one another, the first ones that there are.
     pub(crate) fn take_run(&mut self, count: u32) -> Option<u32> {
         let is_free = |slab: u32| self.words[slab as usize / 64] >> (slab % 64) & 1 == 1;
@@ -112,6 +131,17 @@ mod tests {
             assert_eq!((taken.len() as u32, free.free()), (slabs, 0));
             assert!(taken.iter().all(|&slab| slab < slabs));
         }
+    }
+
+    #[test]
+    fn certain_slabs_are_taken_word_by_word() {
+        let mut free = FreeSlabs::new(200);
+        assert!(free.take_these(60, 10) && free.take_these(128, 64) && free.take_these(7, 0));
+        assert_eq!(free.free(), 200 - 74);
+        assert!(!free.take_these(69, 2), "slab 69 is taken");
+        assert!(!free.take_this(70) && free.take_this(71));
+        assert!(!free.take_these(199, 2) && !free.take_these(u32::MAX, 2), "beyond the end");
+        assert_eq!((0..200).filter(|&slab| free.take_this(slab)).count(), 200 - 74 - 2);
     }
 
     #[test]

@@ -213,12 +213,15 @@ impl Entry {
     /// holds.
     pub(crate) fn map(&self, state: SlabState, copies: [u32; COPIES_MAX]) {
         self.places.store(u64::from(copies[0]) | u64::from(copies[1]) << 32, Ordering::Release);
-        let state = match state {
-            SlabState::Dirty => DIRTY,
-            SlabState::Clean => CLEAN,
-            SlabState::Sealed => SEALED,
-        };
-        self.update(|word| Some(word & (BUSY | EPOCH | HOLDS) | state | u64::from(copies[2])));
+        let mapped = bits_of(state) | u64::from(copies[2]);
+        self.update(|word| Some(word & (BUSY | EPOCH | HOLDS) | mapped));
+    }
+
+    /// The same in a replay, where nobody else uses the slab, and it is not mapped.
+    #[inline]
+    pub(crate) fn map_alone(&self, state: SlabState, copies: [u32; COPIES_MAX]) {
+        self.places.store(u64::from(copies[0]) | u64::from(copies[1]) << 32, Ordering::Relaxed);
+        self.word.store(bits_of(state) | u64::from(copies[2]), Ordering::Release);
     }
 
     /// Unmaps the slab, which is busy without holds.
@@ -288,6 +291,14 @@ impl Entry {
     }
 }
 
+fn bits_of(state: SlabState) -> u64 {
+    match state {
+        SlabState::Dirty => DIRTY,
+        SlabState::Clean => CLEAN,
+        SlabState::Sealed => SEALED,
+    }
+}
+
 fn is_idle(word: u64, epoch: u8) -> bool {
     let last = ((word & EPOCH) >> EPOCH_SHIFT) as u8;
     word & STATE == DIRTY && word & (BUSY | UNEQUAL | HOLDS) == 0 && last != epoch && last != epoch.wrapping_sub(1)
@@ -329,10 +340,18 @@ impl SlabTable {
 
     /// The entry of a slab.
     pub(crate) fn entry(&self, index: u32) -> &Entry {
+        &self.leaf(index)[(u64::from(index) % LEAF) as usize]
+    }
+
+    fn leaf(&self, index: u32) -> &[Entry] {
         let (branch, leaf) = place_of(index);
         let leaves = self.branches[branch].get_or_init(|| (0..1usize << branch).map(|_| Leaf::new()).collect());
-        let entries = leaves[leaf].get_or_init(|| (0..LEAF).map(|_| Entry::default()).collect());
-        &entries[(u64::from(index) % LEAF) as usize]
+        leaves[leaf].get_or_init(|| (0..LEAF).map(|_| Entry::default()).collect())
+    }
+
+    /// For the entries of slabs that follow one another.
+    pub(crate) fn near(&self, index: u32) -> Near<'_> {
+        Near { table: self, leaf: self.leaf(index), number: u64::from(index) / LEAF }
     }
 
     /// The mapped slabs of a range of indices, in order.
@@ -359,6 +378,25 @@ impl SlabTable {
             }
             None
         })
+    }
+}
+
+/// Entries near the last one.
+pub(crate) struct Near<'a> {
+    table: &'a SlabTable,
+    leaf: &'a [Entry],
+    number: u64,
+}
+
+impl<'a> Near<'a> {
+    /// The entry of a slab.
+    #[inline]
+    pub(crate) fn entry(&mut self, index: u32) -> &'a Entry {
+        let number = u64::from(index) / LEAF;
+        if number != self.number {
+            (self.leaf, self.number) = (self.table.leaf(index), number);
+        }
+        &self.leaf[(u64::from(index) % LEAF) as usize]
     }
 }
 

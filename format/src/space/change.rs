@@ -15,7 +15,11 @@
 //!   10 named   0 file  4 name                  the file has this name too
 //!   11 unnamed 0 name                          the file has this name no more; another one stays
 //!   12 closed                               the pool was closed; what is before is durable
+//!   13 extent  0 file  4 first index  8 number of slabs  12 state (u8)  13 copies (u8)
+//!              14 the first slab's copies; those of the others follow on the same members
 //! ```
+//!
+//! An extent is what kind 4 says of each slab, for unmapped slabs. Only checkpoints have it.
 //!
 //! Numbers without a type are of 32 bits. A file's slab has an index: the offset in the file
 //! divided by the size of a slab. Each change *sets* something, so a change that is applied twice
@@ -25,7 +29,9 @@
 //! *dirty* become stale. When a slab becomes dirty while a member is lost, its copy on that member
 //! becomes stale. So nothing needs to be written for the stale copies themselves.
 
-use super::{COPIES_MAX, Copy, FILE_SLABS_MAX, Invalid, MEMBERS_MAX, NAME_BYTES_MAX, Result, u32_at, u64_at};
+use super::{
+    COPIES_MAX, Copy, FILE_SLABS_MAX, Invalid, MEMBERS_MAX, NAME_BYTES_MAX, Result, SLABS_MAX, u32_at, u64_at,
+};
 
 const STRUCTURE: &str = "change of a space's map";
 /// Length of a change before its fields.
@@ -165,6 +171,19 @@ pub enum Change<'a> {
     },
     /// The pool was closed, if this is the last change.
     Closed,
+    /// Unmapped slabs are mapped to copies that follow one another on each member.
+    Extent {
+        /// Number of the file.
+        file: u32,
+        /// Index of the first slab.
+        first: u32,
+        /// Number of slabs.
+        count: u32,
+        /// The state of all.
+        state: SlabState,
+        /// Copies of the first slab as [`Copy::to_bits`], of which 0 is none.
+        copies: [u32; COPIES_MAX],
+    },
 }
 
 /// Slabs that follow one another in a file: for each one the state and the copies.
@@ -279,6 +298,13 @@ impl Change<'_> {
                 9
             }
             Self::Closed => 12,
+            Self::Extent { file, first, count, state, copies } => {
+                put(out, &[*file, *first, *count]);
+                let copies = copies.iter().take_while(|&&copy| copy != 0);
+                out.extend_from_slice(&[state.to_byte(), copies.clone().count() as u8]);
+                copies.for_each(|copy| out.extend_from_slice(&copy.to_le_bytes()));
+                13
+            }
         };
         let len = (out.len() - start - HEAD_BYTES).min(CHANGE_BYTES_MAX) as u32;
         out[start..start + HEAD_BYTES].copy_from_slice(&(kind | len << 8).to_le_bytes());
@@ -404,7 +430,24 @@ fn parse(bytes: &[u8]) -> Result<(Change<'_>, usize)> {
             expects(len == 0)?;
             Change::Closed
         }
-        other => return invalid(0, format!("kind {other} of a change"), "1 to 12"),
+        13 => {
+            let copies = usize::from(body.get(13).copied().unwrap_or(0));
+            let fits = (1..=COPIES_MAX).contains(&copies) && len == 14 + 4 * copies;
+            expects(fits && third > 0 && is_range(second, third))?;
+            let copy = |place: usize| if place < copies { u32_at(body, 14 + 4 * place) } else { 0 };
+            let copies: [u32; COPIES_MAX] = std::array::from_fn(copy);
+            for bits in copies.into_iter().take_while(|&bits| bits != 0) {
+                let last = Copy::from_bits(bits).and_then(|first| first.slab.checked_add(third - 1));
+                if last.is_none_or(|last| last >= SLABS_MAX) {
+                    return invalid(18, "an extent beyond the last slab".into(), "slabs of a member");
+                }
+            }
+            if copies[0] == 0 {
+                return invalid(18, "an extent without a copy".into(), "1 to 3 copies");
+            }
+            Change::Extent { file, first: second, count: third, state: state(12)?, copies }
+        }
+        other => return invalid(0, format!("kind {other} of a change"), "1 to 13"),
     };
     Ok((change, HEAD_BYTES + len))
 }
@@ -430,6 +473,8 @@ mod tests {
             Change::File { file: 3, len_bytes: 1 << 40, copies: 2, tier: Tier::Fast, name: "a disk.vhdx" },
             Change::Length { file: 3, len_bytes: 77 },
             Change::Removed { file: u32::MAX },
+            Change::Extent { file: 7, first: 5, count: 1000, state: SlabState::Sealed, copies: [1 << 26 | 9, 8, 0] },
+            Change::Extent { file: 7, first: 5, count: 1, state: SlabState::Dirty, copies: [9, 0, 0] },
             Change::Slabs { file: 3, first: 9, slabs: SlabRun::new(1, &one) },
             Change::Slabs { file: 4, first: 0, slabs: SlabRun::new(3, &three) },
             Change::State { file: 3, first: 1, count: 64, state: SlabState::Clean },

@@ -77,6 +77,7 @@ impl Copy {
     }
 
     /// The copy of [`Copy::to_bits`]; `None` for bits without a slab.
+    #[inline]
     pub fn from_bits(bits: u32) -> Option<Self> {
         let slab = (bits & ((1 << 26) - 1)).checked_sub(1)?;
         (slab < SLABS_MAX).then_some(Self { member: (bits >> 26) as u8, slab })
@@ -90,18 +91,22 @@ impl Copy {
 
 /// The bytes of a field. Structures are read from blocks of full length, so a field that is not
 /// there is a bug of this module, and reads as zeros.
+#[inline]
 fn field<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     bytes.get(at..).and_then(|rest| rest.first_chunk()).copied().unwrap_or([0; N])
 }
 
+#[inline]
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(field(bytes, at))
 }
 
+#[inline]
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(field(bytes, at))
 }
 
+#[inline]
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes(field(bytes, at))
 }

@@ -7,7 +7,7 @@ use crate::{
     slab_table::{Entry, SlabTable},
 };
 use diskwright_format::space::{
-    Copy,
+    COPIES_MAX, Copy,
     change::{Change, SlabState},
 };
 use std::{
@@ -60,6 +60,7 @@ impl Pool {
             Change::Length { file, .. }
             | Change::Removed { file }
             | Change::Slabs { file, .. }
+            | Change::Extent { file, .. }
             | Change::State { file, .. }
             | Change::Stale { file, .. }
             | Change::Unmap { file, .. }
@@ -92,21 +93,54 @@ impl Pool {
                 state.names.retain(|_, other| *other != number);
             }
             Change::Slabs { first, slabs, .. } => {
+                let (mut mapped, mut near) = (0, file.table.near(first));
+                let mut takes = [Take::default(); COPIES_MAX];
                 for (index, (slab_state, bits)) in (first..).zip(slabs.iter()) {
-                    let entry = file.table.entry(index);
+                    let entry = near.entry(index);
                     let before = entry.load();
-                    let (old, new) = (before.copies(), bits.map(Copy::from_bits));
-                    if taking == Taking::Free {
-                        take_copies(&mut state.free, new.iter().flatten().filter(|&copy| !old.contains(&Some(*copy))))?;
-                    }
-                    entry.map(slab_state, bits);
-                    free_copies(&mut state.free, old.into_iter().flatten().filter(|&copy| !new.contains(&Some(copy))));
                     if before.state().is_none() {
-                        file.mapped.fetch_add(1, Ordering::Relaxed);
+                        mapped += 1;
+                        if taking == Taking::Free {
+                            for (take, bits) in takes.iter_mut().zip(bits) {
+                                take.add(&mut state.free, bits)?;
+                            }
+                            entry.map_alone(slab_state, bits);
+                        } else {
+                            entry.map(slab_state, bits);
+                        }
+                    } else {
+                        let (old, new) = (before.copies(), bits.map(Copy::from_bits));
+                        if taking == Taking::Free {
+                            let more = new.into_iter().flatten().filter(|&copy| !old.contains(&Some(copy)));
+                            take_copies(&mut state.free, more)?;
+                        }
+                        let gone = old.into_iter().flatten().filter(|&copy| !new.contains(&Some(copy)));
+                        free_copies(&mut state.free, gone);
+                        entry.map(slab_state, bits);
                     }
-                    lose_copies(state, entry);
+                    if slab_state == SlabState::Dirty {
+                        lose_copies(state, entry);
+                    }
                     note_dirty(state, number, index, slab_state);
                 }
+                takes.iter().try_for_each(|take| take.carry_out(&mut state.free))?;
+                file.mapped.fetch_add(mapped, Ordering::Relaxed);
+            }
+            Change::Extent { first, count, state: slab_state, copies, .. } => {
+                // First, since it bounds the count by the slabs that there are.
+                for bits in copies {
+                    Take { first: bits, count }.carry_out(&mut state.free)?;
+                }
+                let mut near = file.table.near(first);
+                for step in 0..count {
+                    let entry = near.entry(first + step);
+                    if entry.load().state().is_some() {
+                        return Err(format!("slab {} of file {number} is mapped twice", first + step));
+                    }
+                    entry.map_alone(slab_state, copies.map(|bits| if bits == 0 { 0 } else { bits + step }));
+                    note_dirty(state, number, first + step, slab_state);
+                }
+                file.mapped.fetch_add(count, Ordering::Relaxed);
             }
             Change::State { first, count, state: slab_state, .. } => {
                 if slab_state == SlabState::Clean {
@@ -168,7 +202,7 @@ fn unmap(state: &mut State, file: &FileState, slabs: Range<u64>) {
 fn note_dirty(state: &mut State, file: u32, index: u32, slab_state: SlabState) {
     match slab_state {
         SlabState::Dirty => state.dirty.insert((file, index)),
-        SlabState::Clean | SlabState::Sealed => state.dirty.remove(&(file, index)),
+        SlabState::Clean | SlabState::Sealed => !state.dirty.is_empty() && state.dirty.remove(&(file, index)),
     };
 }
 
@@ -180,7 +214,39 @@ fn free_copies(free: &mut [FreeSlabs], copies: impl IntoIterator<Item = Copy>) {
     }
 }
 
-fn take_copies<'a>(free: &mut [FreeSlabs], copies: impl IntoIterator<Item = &'a Copy>) -> Result<(), String> {
+/// Slabs of a member that follow one another and are taken together. A checkpoint has millions.
+#[derive(Debug, Clone, std::marker::Copy, Default)]
+struct Take {
+    /// The first one, as [`Copy::to_bits`].
+    first: u32,
+    count: u32,
+}
+
+impl Take {
+    /// Adds a copy, given as [`Copy::to_bits`]; 0 is none.
+    #[inline]
+    fn add(&mut self, free: &mut [FreeSlabs], bits: u32) -> Result<(), String> {
+        if self.count > 0 && bits == self.first + self.count && bits >> 26 == self.first >> 26 {
+            self.count += 1;
+        } else if bits != 0 || self.count > 0 {
+            self.carry_out(free)?;
+            *self = Self { first: bits, count: u32::from(bits != 0) };
+        }
+        Ok(())
+    }
+
+    fn carry_out(&self, free: &mut [FreeSlabs]) -> Result<(), String> {
+        let Some(Copy { member, slab }) = Copy::from_bits(self.first) else { return Ok(()) };
+        let taken = free.get_mut(usize::from(member)).is_some_and(|free| free.take_these(slab, self.count));
+        if taken {
+            return Ok(());
+        }
+        let end = u64::from(slab) + u64::from(self.count);
+        Err(format!("slabs {slab} to {end} of member {member} have two owners, or do not exist"))
+    }
+}
+
+fn take_copies(free: &mut [FreeSlabs], copies: impl IntoIterator<Item = Copy>) -> Result<(), String> {
     for copy in copies {
         let taken = free.get_mut(usize::from(copy.member)).is_some_and(|free| free.take_this(copy.slab));
         if !taken {

@@ -6,9 +6,12 @@
 //! ```
 
 use super::{Pool, State, apply::Taking, lock};
-use crate::log::{OpenArea, pack};
+use crate::{
+    log::{OpenArea, pack},
+    slab_table::Slab,
+};
 use diskwright_format::space::{
-    BLOCK_BYTES,
+    BLOCK_BYTES, COPIES_MAX, Copy,
     change::{Change, Changes, SlabRun, SlabState},
     journal::{CHANGES_BYTES_MAX, Checkpoint},
 };
@@ -27,6 +30,9 @@ impl Ticket {
 
 /// Slabs in a change of a checkpoint. Each change then fits into a block, as in the journal.
 const RUN_SLABS: u32 = 256;
+
+/// Slabs of an extent: shorter ones take more bytes than their slabs one by one.
+const EXTENT_SLABS_MIN: u32 = 8;
 
 impl Pool {
     /// Appends a change, which the next commit makes durable.
@@ -176,27 +182,11 @@ impl Pool {
             }
             let (number, len_bytes) = (file.number, file.len_bytes.load(Ordering::Acquire));
             Change::File { file: number, len_bytes, copies: file.copies, tier: file.tier, name }.put(&mut out);
-            let mut run = Run { file: number, first: 0, copies: 0, count: 0, bytes: Vec::new() };
+            let mut map = MapWriter { file: number, ..MapWriter::default() };
             for (index, entry) in file.table.mapped(0..1 << 32) {
-                let slab = entry.load();
-                let copies = slab.copies().into_iter().flatten().count() as u8;
-                if run.first.checked_add(run.count) != Some(index) || run.copies != copies || run.count == RUN_SLABS {
-                    run.put(&mut out);
-                    (run.first, run.copies) = (index, copies);
-                }
-                SlabRun::put(
-                    &mut run.bytes,
-                    slab.state().unwrap_or(SlabState::Dirty),
-                    slab.copies().into_iter().flatten(),
-                );
-                run.count += 1;
-                if slab.stale() != 0 {
-                    run.put(&mut out);
-                    Change::Stale { file: number, index, mask: slab.stale() }.put(&mut out);
-                    run.first = index.saturating_add(1);
-                }
+                map.add(index, entry.load(), &mut out);
             }
-            run.put(&mut out);
+            map.end(&mut out);
             if !named.contains(&number) {
                 Change::Unnamed { name }.put(&mut out);
             }
@@ -208,24 +198,160 @@ impl Pool {
     }
 }
 
-/// Slabs of a checkpoint that follow one another.
-struct Run {
+/// Writes the slabs of a file: pieces whose copies follow one another as extents if they are long,
+/// the others one by one.
+#[derive(Default)]
+struct MapWriter {
     file: u32,
+    /// The present piece.
     first: u32,
-    copies: u8,
     count: u32,
-    bytes: Vec<u8>,
+    state: Option<SlabState>,
+    copies: [u32; COPIES_MAX],
+    /// Short pieces before it, which follow one another in the file.
+    run_first: u32,
+    run_count: u32,
+    run_copies: u8,
+    run: Vec<u8>,
 }
 
-impl Run {
-    fn put(&mut self, out: &mut Vec<u8>) {
-        if self.count > 0 {
-            let slabs = SlabRun::new(self.copies, &self.bytes);
-            Change::Slabs { file: self.file, first: self.first, slabs }.put(out);
+impl MapWriter {
+    fn add(&mut self, index: u32, slab: Slab, out: &mut Vec<u8>) {
+        let bits = slab.copies().map(|copy| copy.map_or(0, Copy::to_bits));
+        let step = self.count;
+        let follows = self.state == slab.state()
+            && self.first.checked_add(step) == Some(index)
+            && self.copies.iter().zip(bits).all(|(first, bits)| follows(*first, step, bits))
+            && slab.stale() == 0;
+        if !follows {
+            self.end_piece(out);
+            (self.first, self.state, self.copies) = (index, slab.state(), bits);
         }
-        self.bytes.clear();
+        self.count += 1;
+        if slab.stale() != 0 {
+            self.end(out);
+            Change::Stale { file: self.file, index, mask: slab.stale() }.put(out);
+        }
+    }
+
+    fn end_piece(&mut self, out: &mut Vec<u8>) {
+        let Some(state) = self.state.take().filter(|_| self.count > 0) else { return };
+        let (file, first, count, copies) = (self.file, self.first, self.count, self.copies);
         self.count = 0;
+        if count >= EXTENT_SLABS_MIN {
+            self.end_run(out);
+            return Change::Extent { file, first, count, state, copies }.put(out);
+        }
+        let held = copies.iter().filter(|&&bits| bits != 0).count() as u8;
+        for step in 0..count {
+            let continues = self.run_first.checked_add(self.run_count) == Some(first + step);
+            if !continues || self.run_copies != held || self.run_count == RUN_SLABS {
+                self.end_run(out);
+                (self.run_first, self.run_copies) = (first + step, held);
+            }
+            let copies = copies.iter().filter(|&&bits| bits != 0).filter_map(|&bits| Copy::from_bits(bits + step));
+            SlabRun::put(&mut self.run, state, copies);
+            self.run_count += 1;
+        }
+    }
+
+    fn end_run(&mut self, out: &mut Vec<u8>) {
+        if self.run_count > 0 {
+            let slabs = SlabRun::new(self.run_copies, &self.run);
+            Change::Slabs { file: self.file, first: self.run_first, slabs }.put(out);
+        }
+        self.run.clear();
+        self.run_count = 0;
+    }
+
+    fn end(&mut self, out: &mut Vec<u8>) {
+        self.end_piece(out);
+        self.end_run(out);
     }
 }
 
+/// Whether a copy is `step` slabs after the first one, on the same member. Both may be none.
+fn follows(first: u32, step: u32, bits: u32) -> bool {
+    if first == 0 || bits == 0 { first == bits } else { bits == first + step && bits >> 26 == first >> 26 }
+}
+
 const _: () = assert!(13 * RUN_SLABS as usize + 16 <= CHANGES_BYTES_MAX);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slab_table::Entry;
+    use proptest::prelude::*;
+
+    /// Slabs by index: state, copies, stale.
+    type Map = std::collections::BTreeMap<u32, (SlabState, [u32; COPIES_MAX], u8)>;
+
+    fn written(map: &Map) -> Vec<u8> {
+        let (mut out, mut writer) = (Vec::new(), MapWriter { file: 4, ..MapWriter::default() });
+        for (&index, &(state, copies, stale)) in map {
+            let entry = Entry::default();
+            entry.map(state, copies);
+            entry.set_stale(stale);
+            writer.add(index, entry.load(), &mut out);
+        }
+        writer.end(&mut out);
+        out
+    }
+
+    fn read(changes: &[u8]) -> Map {
+        let mut map = Map::new();
+        for change in Changes::new(changes) {
+            match change.unwrap() {
+                Change::Slabs { first, slabs, .. } => {
+                    for (index, (state, copies)) in (first..).zip(slabs.iter()) {
+                        assert!(map.insert(index, (state, copies, 0)).is_none());
+                    }
+                }
+                Change::Extent { first, count, state, copies, .. } => {
+                    for step in 0..count {
+                        let copies = copies.map(|bits| if bits == 0 { 0 } else { bits + step });
+                        assert!(map.insert(first + step, (state, copies, 0)).is_none());
+                    }
+                }
+                Change::Stale { index, mask, .. } => map.get_mut(&index).unwrap().2 = mask,
+                other => panic!("{other:?}"),
+            }
+        }
+        map
+    }
+
+    proptest! {
+        #[test]
+        fn a_map_is_read_as_it_was_written(
+            pieces in prop::collection::vec((0..3_u32, 1..40_u32, 0..3_u8, 1..=3_usize, 0..60_u32, 0..40_u8), 0..30),
+        ) {
+            let (mut map, mut index) = (Map::new(), 0);
+            for (gap, count, state, copies, slab, stale) in pieces {
+                index += gap;
+                let state = [SlabState::Dirty, SlabState::Clean, SlabState::Sealed][usize::from(state)];
+                for step in 0..count {
+                    let copy = |place: usize| {
+                        let member = place as u8 * 7;
+                        if place < copies { Copy { member, slab: slab + step * (1 + u32::from(slab == 9)) }.to_bits() } else { 0 }
+                    };
+                    // Now and then a stale copy.
+                    let stale = if stale < 8 && step % 16 == u32::from(stale) { stale } else { 0 };
+                    map.insert(index, (state, std::array::from_fn(copy), stale));
+                    index += 1;
+                }
+            }
+            let changes = written(&map);
+            prop_assert_eq!(read(&changes), map);
+        }
+    }
+
+    #[test]
+    fn a_map_takes_no_more_than_the_places_for_it() {
+        // Eight slabs that follow one another, then one elsewhere, is the longest way to say it.
+        let copy = |index: u32| Copy { member: 1, slab: if index % 9 == 8 { 1 << 25 | index } else { index } };
+        let map: Map = (0..90_000).map(|index| (index, (SlabState::Clean, [copy(index).to_bits(), 0, 0], 0))).collect();
+        assert!(written(&map).len() < 90_000 * 5);
+        let map: Map = (0..1 << 20).map(|index| (index, (SlabState::Clean, [index + 1, 0, 0], 0))).collect();
+        assert!(written(&map).len() < 64);
+    }
+}

@@ -120,7 +120,9 @@ impl Pool {
             return Err(SpaceError::ReadOnly { pool: name, why: "members are missing".into() });
         }
         let pool = Self::assemble(&newest, used, options, missing, warnings)?;
-        pool.require_copies()?;
+        if missing != 0 {
+            pool.require_copies()?;
+        }
         pool.mark_unequal();
         if options.writable {
             pool.begin_writing(missing, back)?;

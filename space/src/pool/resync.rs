@@ -18,12 +18,21 @@ use diskwright_format::space::{
 };
 use std::{
     io,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
     time::{Duration, Instant},
 };
 
 /// Length of a piece that is compared at once.
-pub(super) const PIECE_BYTES: usize = 64 << 10;
+pub(super) const PIECE_BYTES: usize = 1 << 20;
+
+/// Threads that compare slabs after a power cut, if there are many.
+const RESYNC_THREADS: usize = 4;
+/// This many slabs are compared by one thread.
+const FEW_SLABS: usize = 64;
 
 /// How long a round of [`Pool::tick`] resyncs stale copies.
 const ROUND: Duration = Duration::from_millis(200);
@@ -87,18 +96,36 @@ impl Pool {
     /// uses the pool. Returns the number of slabs.
     pub(super) fn resync_dirty(&self) -> io::Result<u64> {
         let dirty: Vec<(u32, u32)> = lock(&self.state).dirty.iter().copied().collect();
-        let mut buffers = [vec![0; PIECE_BYTES], vec![0; PIECE_BYTES]];
-        let mut compared = 0;
-        for &(number, index) in &dirty {
-            let Some(file) = self.file(number) else { continue };
-            let Some(entry) = file.table.get(index) else { continue };
-            let slab = entry.load();
-            if self.live_copies(slab).len() > 1 {
-                self.equalize(slab, &mut buffers)?;
-                compared += 1;
+        let threads = if dirty.len() > FEW_SLABS { RESYNC_THREADS } else { 1 };
+        let next = AtomicUsize::new(0);
+        let work = || -> io::Result<u64> {
+            let mut buffers = [Vec::new(), Vec::new()];
+            let mut compared = 0;
+            while let Some(&(number, index)) = dirty.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let Some(file) = self.file(number) else { continue };
+                let Some(entry) = file.table.get(index) else { continue };
+                let slab = entry.load();
+                if self.live_copies(slab).len() > 1 {
+                    buffers.iter_mut().for_each(|buffer| buffer.resize(PIECE_BYTES, 0));
+                    self.equalize(slab, &mut buffers)?;
+                    compared += 1;
+                }
+                entry.set_unequal(false);
             }
-            entry.set_unequal(false);
-        }
+            Ok(compared)
+        };
+        let compared = if threads == 1 {
+            work()?
+        } else {
+            thread::scope(|scope| {
+                let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+                workers.into_iter().try_fold(0, |all, worker| {
+                    let ended =
+                        worker.join().unwrap_or_else(|_| Err(io::Error::other("a thread of a resync panicked")));
+                    Ok::<_, io::Error>(all + ended?)
+                })
+            })?
+        };
         self.sync_members()?;
         self.commit_all()?;
         self.clean_idle(self.epoch().wrapping_add(2));

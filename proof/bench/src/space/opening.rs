@@ -1,13 +1,14 @@
 //! Opening pools: one of 10 TiB with all slabs mapped, and one after a power cut with 1 GiB dirty.
 //!
 //! 10 TiB of slabs cannot be written here. So the checkpoint of the pool is written as the pool
-//! itself would write it: a file of 10 TiB whose slabs are all sealed.
+//! itself would write it: a file of 10 TiB whose slabs are all sealed, in
+//! runs of 64.
 
 use super::{create, disk, files, open};
 use crate::{touch, turns::in_turns};
 use diskwright_format::space::{
     BLOCK_BYTES, Copy, SLABS_OFFSET_BYTES,
-    change::{Change, SlabRun, SlabState, Tier},
+    change::{Change, SlabState, Tier},
     journal::{Checkpoint, Position},
     superblock::Superblock,
 };
@@ -45,6 +46,8 @@ const OPEN: &str = "open";
 const DIRTY: &str = "dirty";
 const DIRTY_BYTES: u64 = GIB;
 const DISK: &str = "disk.raw";
+/// Slabs that lie one after the other.
+const RUN_SLABS: u32 = 64;
 
 /// First word of a child's command line; what it does and the members follow.
 pub(crate) const CHILD: &str = "space-child";
@@ -108,7 +111,9 @@ pub(crate) fn large(context: &Context<'_>, progress: &mut dyn Progress) -> Resul
             Check::absolute("opening a pool of 10 TiB for writing", "ns", &times, Bar::AtMost(OPEN_NS)),
             Check::absolute("peak resident memory of the process", "bytes", &peaks, Bar::AtMost(OPEN_BYTES)),
         ],
-        notes: vec![format!("{rounds} fresh processes; slabs of 1 MiB, one copy, all mapped and sealed")],
+        notes: vec![format!(
+            "{rounds} fresh processes; slabs of 1 MiB, one copy, all mapped and sealed, in runs of {RUN_SLABS}"
+        )],
         ..RowOutcome::default()
     })
 }
@@ -123,12 +128,13 @@ fn map_all(path: &Path) -> io::Result<()> {
     let mut changes = Vec::new();
     Change::File { file: 1, len_bytes: LARGE_BYTES, copies: 1, tier: Tier::Any, name: DISK }.put(&mut changes);
     let slabs = (LARGE_BYTES / MIB) as u32;
-    for first in (0..slabs).step_by(256) {
-        let mut bytes = Vec::new();
-        for slab in first..(first + 256).min(slabs) {
-            SlabRun::put(&mut bytes, SlabState::Sealed, [Copy { member: 0, slab: first_free + slab }]);
-        }
-        Change::Slabs { file: 1, first, slabs: SlabRun::new(1, &bytes) }.put(&mut changes);
+    // Sequential writers get runs of 64 slabs, and several writers' runs lie in turn.
+    let runs = slabs / RUN_SLABS;
+    for run in 0..runs {
+        let slab = first_free + (u64::from(run) * 7919 % u64::from(runs)) as u32 * RUN_SLABS;
+        let copies = [Copy { member: 0, slab }.to_bits(), 0, 0];
+        let (first, count, state) = (run * RUN_SLABS, RUN_SLABS, SlabState::Sealed);
+        Change::Extent { file: 1, first, count, state, copies }.put(&mut changes);
     }
     let position = Position { sequence: 1, before: 0 };
     let changes_checksum = crc32c::crc32c(&changes);
