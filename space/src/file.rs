@@ -103,7 +103,11 @@ impl SpaceFile {
     }
 
     /// The copy to read.
+    #[inline]
     pub(crate) fn best_copy(&self, slab: Slab) -> Option<Copy> {
+        if self.file.copies == 1 {
+            return slab.good_copies().next().filter(|copy| self.pool.live_member(copy.member).is_some());
+        }
         let live = slab.good_copies().filter_map(|copy| Some((copy, self.pool.live_member(copy.member)?)));
         if slab.is_unequal() {
             return slab.good_copies().find(|copy| self.pool.live_member(copy.member).is_some());
@@ -150,16 +154,23 @@ impl SpaceFile {
     }
 
     fn add_copy(&self, copy: Copy, within_bytes: u64, placed: &mut Placed) {
-        if let Some(member) = self.pool.member(copy.member) {
-            member.in_flight.fetch_add(1, Ordering::Relaxed);
-        }
+        self.enter(copy.member);
         let offset_bytes = copy.offset_bytes(self.pool.slab_shift()) + within_bytes;
         placed.copies[usize::from(placed.count)] = CopyAt { member: copy.member, offset_bytes };
         placed.count += 1;
     }
 
+    /// Counts a transfer of the member, where there is a choice between members.
+    #[inline]
+    fn enter(&self, member: u8) {
+        if let (Some(member), 2..) = (self.pool.member(member), self.file.copies) {
+            member.in_flight.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
     fn leave(&self, member: u8) {
-        if let Some(member) = self.pool.member(member) {
+        if let (Some(member), 2..) = (self.pool.member(member), self.file.copies) {
             member.in_flight.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -191,12 +202,10 @@ impl Placement for SpaceFile {
     }
 
     fn release(&self, member: u8, hold: u64, access: Access, _ok: bool) {
-        if let Some(member) = self.pool.member(member) {
-            if access == Access::Write {
-                member.written();
-            }
-            member.in_flight.fetch_sub(1, Ordering::Relaxed);
+        if let (Some(member), Access::Write) = (self.pool.member(member), access) {
+            member.written();
         }
+        self.leave(member);
         if let Some(entry) = self.file.table.get(hold as u32) {
             match access {
                 Access::Read => entry.release(1),

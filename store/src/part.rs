@@ -25,6 +25,7 @@ use crate::{
     direct::{cannot, end_of_file, read_upto, write_all},
     file::ZEROING_UNIT_BYTES,
     lane::LaneOp,
+    placement::{CopyAt, Placed},
     store::{Access, DataFile, FileRange, Store, Zeroing},
 };
 use rustix::io::{Errno, ReadWriteFlags};
@@ -140,6 +141,20 @@ pub(crate) struct CopyOf {
     pub(crate) back_bytes: u64,
     /// Length of the read, if it must be compared when it has ended; otherwise 0.
     pub(crate) checked_bytes: u64,
+}
+
+impl CopyOf {
+    /// For a copy of `part`, which was placed.
+    #[inline]
+    pub(crate) fn new(part: &Part, placed: &Placed, copy: CopyAt) -> Self {
+        Self {
+            target: part.target,
+            member: copy.member,
+            hold: placed.hold,
+            back_bytes: part.file_offset_bytes.wrapping_sub(copy.offset_bytes),
+            checked_bytes: if placed.is_checked { part.len_bytes } else { 0 },
+        }
+    }
 }
 
 /// How the bytes that the store shows in a part's range are reached.

@@ -283,7 +283,7 @@ impl Pool {
         let missing = || io::Error::other("a member vanished meanwhile");
         let source = self.live_member(from.member).ok_or_else(missing)?;
         let target = self.live_member(to.member).ok_or_else(missing)?;
-        let mut buf = vec![0; (1 << 20).min(self.slab_bytes() as usize)];
+        let [mut buf, _] = self.buffers();
         let mut at = 0;
         while at < self.slab_bytes() {
             source.store.read_at(&mut buf, from.offset_bytes(self.slab_shift) + at)?;

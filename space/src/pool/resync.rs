@@ -15,7 +15,9 @@ use crate::{busy::Busy, member::Member, slab_table::Slab, slow::DIRTY_GROUP};
 use diskwright_format::space::{
     Copy,
     change::{Change, SlabState},
+    sums::SUM_BYTES,
 };
+use diskwright_store::IoBuf;
 use std::{
     io,
     sync::{
@@ -28,6 +30,7 @@ use std::{
 
 /// Length of a piece that is compared at once.
 pub(super) const PIECE_BYTES: usize = 1 << 20;
+const _: () = assert!((PIECE_BYTES as u64).is_multiple_of(SUM_BYTES));
 
 /// Threads that compare slabs after a power cut, if there are many.
 const RESYNC_THREADS: usize = 4;
@@ -53,9 +56,15 @@ impl Pool {
             .collect()
     }
 
+    /// Memory to compare copies in, aligned for O_DIRECT.
+    pub(super) fn buffers(&self) -> [IoBuf; 2] {
+        let len = PIECE_BYTES.min(self.slab_bytes() as usize);
+        [IoBuf::new(len), IoBuf::new(len)]
+    }
+
     /// Makes the live copies of a slab equal, without making that durable. Nobody writes to it. A
     /// copy that cannot be read is not a source.
-    pub(super) fn equalize(&self, slab: Slab, buffers: &mut [Vec<u8>; 2]) -> io::Result<()> {
+    pub(super) fn equalize(&self, slab: Slab, buffers: &mut [IoBuf; 2]) -> io::Result<()> {
         let sources = slab.good_copies().filter(|copy| self.live_member(copy.member).is_some());
         let mut failure = None;
         for source in sources {
@@ -68,7 +77,7 @@ impl Pool {
     }
 
     /// Makes the other live copies of a slab equal to `source`.
-    fn copy_from(&self, source: Copy, slab: Slab, buffers: &mut [Vec<u8>; 2]) -> io::Result<()> {
+    fn copy_from(&self, source: Copy, slab: Slab, buffers: &mut [IoBuf; 2]) -> io::Result<()> {
         let copies = self.live_copies(slab);
         let Some(&(_, from, _)) = copies.iter().find(|(copy, ..)| *copy == source) else { return Ok(()) };
         let [ours, theirs] = buffers;
@@ -99,14 +108,13 @@ impl Pool {
         let threads = if dirty.len() > FEW_SLABS { RESYNC_THREADS } else { 1 };
         let next = AtomicUsize::new(0);
         let work = || -> io::Result<u64> {
-            let mut buffers = [Vec::new(), Vec::new()];
+            let mut buffers = self.buffers();
             let mut compared = 0;
             while let Some(&(number, index)) = dirty.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let Some(file) = self.file(number) else { continue };
                 let Some(entry) = file.table.get(index) else { continue };
                 let slab = entry.load();
                 if self.live_copies(slab).len() > 1 {
-                    buffers.iter_mut().for_each(|buffer| buffer.resize(PIECE_BYTES, 0));
                     self.equalize(slab, &mut buffers)?;
                     compared += 1;
                 }
@@ -214,7 +222,7 @@ impl Pool {
         let started = Instant::now();
         // Whether slabs that were allocated while a member was lost can get their other copies.
         let mut enough = true;
-        let mut buffers = [vec![0; PIECE_BYTES], vec![0; PIECE_BYTES]];
+        let mut buffers = None;
         for file in self.all_files() {
             for (index, entry) in file.table.mapped(0..1 << 32) {
                 let slab = entry.load();
@@ -227,7 +235,7 @@ impl Pool {
                     return Ok(true);
                 }
                 let busy = Busy::wait(self, entry);
-                self.resync_slab(&file, index, &mut buffers)?;
+                self.resync_slab(&file, index, buffers.get_or_insert_with(|| self.buffers()))?;
                 drop(busy);
                 if has_few && enough {
                     match self.move_copy(&file, index, None) {
@@ -241,7 +249,7 @@ impl Pool {
     }
 
     /// Makes the copies of a busy slab equal, durably.
-    fn resync_slab(&self, file: &FileState, index: u32, buffers: &mut [Vec<u8>; 2]) -> io::Result<()> {
+    fn resync_slab(&self, file: &FileState, index: u32, buffers: &mut [IoBuf; 2]) -> io::Result<()> {
         let entry = file.table.entry(index);
         let slab = entry.load();
         if slab.state().is_none() || self.live_copies(slab).iter().all(|(.., stale)| *stale) {

@@ -10,12 +10,7 @@
 //! A read that finds a wrong block mends the slab in the same way. A block that is wrong in all
 //! copies stays as it is: it cannot be read, and its file and place are reported.
 
-use super::{
-    FileState, Pool,
-    drain::Moved,
-    lock,
-    seal::{Begun, PIECE_BYTES},
-};
+use super::{FileState, Pool, drain::Moved, lock, resync::PIECE_BYTES, seal::Begun};
 use crate::{
     busy::Busy,
     error::{Result, SpaceError},
@@ -23,6 +18,7 @@ use crate::{
     sums::wrong_blocks,
 };
 use diskwright_format::space::{Copy, change::SlabState, sums::SUM_BYTES};
+use diskwright_store::IoBuf;
 use std::{
     collections::BTreeSet,
     io,
@@ -150,7 +146,7 @@ impl Pool {
         let Some(slab) = entry.hold_for_read() else { return Ok(true) };
         let intact = (|| {
             let Some(sums) = self.sums_of(file, index)? else { return Ok(false) };
-            let mut buf = vec![0; PIECE_BYTES.min(self.slab_bytes() as usize)];
+            let [mut buf, _] = self.buffers();
             for copy in slab.good_copies() {
                 let Some(member) = self.live_member(copy.member) else { continue };
                 for at in (0..self.slab_bytes()).step_by(buf.len()) {
@@ -194,10 +190,10 @@ impl Pool {
         let mut wrong_on = vec![0_u64; copies.len()];
         for at in (0..self.slab_bytes()).step_by(piece_bytes) {
             let mut wrong: Vec<BTreeSet<u64>> = Vec::new();
-            let mut shown: Vec<Vec<u8>> = Vec::new();
+            let mut shown: Vec<IoBuf> = Vec::new();
             for (copy, member) in &copies {
-                let mut buf = vec![0; piece_bytes];
-                wrong.push(self.read_blocks(&**member, *copy, at, &sums, &mut buf));
+                let mut buf = IoBuf::new(piece_bytes);
+                wrong.push(self.read_blocks(member, *copy, at, &sums, &mut buf));
                 shown.push(buf);
             }
             let all: BTreeSet<u64> = wrong.iter().flatten().copied().collect();

@@ -18,7 +18,7 @@ use crate::{busy::Busy, slab_table::Slab, sums::SlabSums};
 use diskwright_format::space::{
     Copy,
     change::{Change, SlabState},
-    sums::{SUM_BYTES, sums_of, sums_of_slab},
+    sums::{sums_of, sums_of_slab},
 };
 use diskwright_store::is_full;
 use std::{
@@ -37,9 +37,6 @@ const ROUND: Duration = Duration::from_millis(200);
 
 /// Slabs that are sealed with one sync of each member.
 const BATCH: usize = 64;
-
-/// Length of a piece that is read at once.
-pub(super) const PIECE_BYTES: usize = 1 << 20;
 
 /// Where the next round goes on.
 #[derive(Debug, Default)]
@@ -140,10 +137,9 @@ impl Pool {
     /// The checksums of copies that are equal. The error says how they differ.
     fn sums_of_equal(&self, copies: &[Copy]) -> Result<Vec<u32>, Option<String>> {
         let mut sums = Vec::with_capacity(sums_of_slab(self.slab_shift));
-        let piece_bytes = PIECE_BYTES.min(self.slab_bytes() as usize);
-        let (mut ours, mut theirs) = (vec![0; piece_bytes], vec![0; piece_bytes]);
+        let [mut ours, mut theirs] = self.buffers();
         let Some((first, others)) = copies.split_first() else { return Err(None) };
-        for at in (0..self.slab_bytes()).step_by(piece_bytes) {
+        for at in (0..self.slab_bytes()).step_by(ours.len()) {
             let read = |copy: &Copy, buf: &mut [u8]| {
                 let member = self.live_member(copy.member).ok_or(None)?;
                 let read = member.store.read_at(buf, copy.offset_bytes(self.slab_shift) + at);
@@ -152,7 +148,7 @@ impl Pool {
             read(first, &mut ours)?;
             for other in others {
                 read(other, &mut theirs)?;
-                if ours != theirs {
+                if ours[..] != theirs[..] {
                     let path = |copy: &Copy| self.member(copy.member).map(|member| member.path.display().to_string());
                     let (one, two) = (path(first).unwrap_or_default(), path(other).unwrap_or_default());
                     return Err(Some(format!("{two} differs from {one}, which is taken for the right one")));
@@ -177,7 +173,7 @@ impl Pool {
             self.name,
             self.described(file, index)
         ));
-        self.equalize(slab, &mut [vec![0; super::resync::PIECE_BYTES], vec![0; super::resync::PIECE_BYTES]])?;
+        self.equalize(slab, &mut self.buffers())?;
         self.sync_members()?;
         Ok(Begun::MadeEqual)
     }
@@ -238,5 +234,3 @@ impl Pool {
         ControlFlow::Continue(entry.load().is_sealing())
     }
 }
-
-const _: () = assert!(PIECE_BYTES as u64 % SUM_BYTES == 0);

@@ -19,7 +19,7 @@ use super::{Engine, overlapping_parts};
 use crate::{
     buffer::{Span, copy_from_foreign},
     part::{Action, CopyOf, Part, Route, Target},
-    placement::Placement,
+    placement::{Placed, Placement},
     range::FileRange,
 };
 use std::{collections::HashSet, io, sync::Arc};
@@ -46,20 +46,18 @@ impl Engine {
             }
             return self.part_ended(index, Ok(()));
         }
+        let Some(mut placed) = self.place(&rest) else { return self.by_own_methods(index) };
+        if placed.count == 1 && placed.len_bytes >= rest.len_bytes {
+            return self.become_the_copy(index, &placed);
+        }
         // The original part holds the slot until its pieces have started.
         self.stats.parts -= 1;
         self.to_repeat.get_or_insert_default();
-        while rest.len_bytes > 0 {
-            let range = FileRange { offset_bytes: rest.file_offset_bytes, len_bytes: rest.len_bytes };
-            let Some(placement) = self.placement(rest.target) else { break };
-            let placed = placement.place(range, rest.access());
+        loop {
             let piece = rest.cut(placed.len_bytes);
             let copies = placed.copies.get(..usize::from(placed.count)).unwrap_or(&placed.copies);
             for copy in copies {
-                let back_bytes = piece.file_offset_bytes.wrapping_sub(copy.offset_bytes);
-                let checked_bytes = if placed.is_checked { piece.len_bytes } else { 0 };
-                let (target, member, hold) = (piece.target, copy.member, placed.hold);
-                let copy_of = CopyOf { target, member, hold, back_bytes, checked_bytes };
+                let copy_of = CopyOf::new(&piece, &placed, *copy);
                 self.start_copy(Part { file_offset_bytes: copy.offset_bytes, ..piece }, copy_of);
             }
             if placed.is_zero && piece.fills() {
@@ -75,11 +73,41 @@ impl Engine {
             } else if copies.is_empty() {
                 self.start(Part { route: Route::Detour, ..piece });
             }
+            match self.place(&rest) {
+                Some(next) => placed = next,
+                None => break,
+            }
         }
         for failed in self.to_repeat.take().unwrap_or_default() {
             self.by_own_methods(failed);
         }
         self.part_ended(index, Ok(()));
+    }
+
+    /// Where the first bytes of a part lie; `None` for a part without any.
+    #[inline]
+    fn place(&self, rest: &Part) -> Option<Placed> {
+        let range = FileRange { offset_bytes: rest.file_offset_bytes, len_bytes: rest.len_bytes };
+        let placement = self.placement(rest.target).filter(|_| rest.len_bytes > 0)?;
+        Some(placement.place(range, rest.access()))
+    }
+
+    /// Makes a part the part of its only copy. Most reads have one, so they take no second part.
+    #[inline]
+    fn become_the_copy(&mut self, index: u32, placed: &Placed) {
+        let part = self.parts[index as usize];
+        let copy = placed.copies[0];
+        let target = self.member_target(part.target, copy.member);
+        let part = &mut self.parts[index as usize];
+        part.copy_of = Some(CopyOf::new(part, placed, copy));
+        part.file_offset_bytes = copy.offset_bytes;
+        match target {
+            Some(target) => {
+                part.target = target;
+                self.carry_out(index, false);
+            }
+            None => self.copy_ended(index, Err(io::ErrorKind::NotFound.into())),
+        }
     }
 
     /// The placement of a target's store.

@@ -264,7 +264,7 @@ impl Engine {
 
     /// Gives a part to the ring, or to whatever else can carry it out.
     #[inline]
-    fn carry_out(&mut self, index: u32, block: bool) {
+    pub(super) fn carry_out(&mut self, index: u32, block: bool) {
         let part = &self.parts[index as usize];
         let target = &self.targets[part.target as usize];
         let user_data = self.user_bits | u64::from(index);

@@ -46,13 +46,7 @@ pub(crate) fn against_btrfs(context: &Context<'_>, progress: &mut dyn Progress) 
     let pool = open(&paths, CacheMode::Direct)?;
     let file = disk(&pool, size_bytes, 2)?;
     let path = btrfs.mount_point.join("disk");
-    let options = OpenOptions {
-        writable: true,
-        create_new: true,
-        lock: LockMode::Exclusive,
-        cache: CacheMode::Direct,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions { writable: true, create_new: true, lock: LockMode::Exclusive, cache: CacheMode::Direct };
     let wrong = || LabError::file("use", &path);
     let store = FileStore::open(&path, &options).map_err(|error| wrong()(std::io::Error::other(error)))?;
     diskwright_store::Store::set_len(&store, size_bytes).map_err(wrong())?;

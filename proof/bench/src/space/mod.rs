@@ -11,7 +11,7 @@ mod one_member;
 mod opening;
 
 pub(crate) use mirror::against_btrfs;
-pub(crate) use one_member::workloads;
+pub(crate) use one_member::{with_checksums, workloads};
 pub(crate) use opening::{CHILD, child, large, resync};
 
 use diskwright_lab::{LabError, Result};
