@@ -125,6 +125,8 @@ fn all() -> Vec<Named> {
         of::<snapshot::Listing>(),
         of::<space::Report>(),
         of::<space::ScrubReport>(),
+        of::<space::OptimizeReport>(),
+        of::<space::HeatReport>(),
         of::<snapshot::Report>(),
         of::<several::Report>(),
         of::<track::Ranges>(),

@@ -160,6 +160,16 @@ impl SpaceFile {
         placed.count += 1;
     }
 
+    /// Counts a request as served by the class of its slowest copy.
+    #[cold]
+    fn count_served(&self, placed: &Placed) {
+        let copies = placed.copies[..usize::from(placed.count)].iter();
+        let class = copies.filter_map(|copy| self.pool.member(copy.member)).map(|member| member.class).max();
+        if let Some(class) = class {
+            self.pool.count_served(class);
+        }
+    }
+
     /// Counts a transfer of the member, where there is a choice between members.
     #[inline]
     fn enter(&self, member: u8) {
@@ -189,6 +199,7 @@ impl Placement for SpaceFile {
             // Beyond the end: an error, or the file grows.
             return placed;
         }
+        let is_counted = self.file.heat.note(index, range.offset_bytes, range.len_bytes);
         match (self.file.table.get(index), access) {
             (Some(entry), Access::Read) => {
                 self.placed_read(entry, within_bytes, &mut placed);
@@ -197,6 +208,9 @@ impl Placement for SpaceFile {
             (Some(entry), Access::Write) if self.is_writable => self.placed_write(entry, within_bytes, &mut placed),
             (None, Access::Read) => placed.is_zero = true,
             (_, Access::Write) => {}
+        }
+        if is_counted {
+            self.count_served(&placed);
         }
         placed
     }
@@ -455,6 +469,6 @@ impl SpaceFile {
 
     /// The tier of its slabs.
     pub fn tier(&self) -> Tier {
-        self.file.tier
+        self.file.tier()
     }
 }

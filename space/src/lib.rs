@@ -20,9 +20,12 @@ mod class;
 mod error;
 mod file;
 mod free;
+mod heat;
+mod leaves;
 mod log;
 mod member;
 mod names;
+mod plan;
 mod pool;
 mod registry;
 mod slab_table;
@@ -39,8 +42,11 @@ pub use pool::{
     create::{NewMember, PoolCreateOptions, SLAB_BYTES_DEFAULT},
     drain::Moved,
     open::PoolOptions,
+    optimize::Optimized,
+    report::{Piece, TierReport},
     scrub::{Damage, Scrubbed},
     status::{DiskStatus, Health, MemberStatus, Status},
+    thin::Room,
 };
 pub use registry::{Known, Registry};
 
@@ -48,6 +54,8 @@ pub use registry::{Known, Registry};
 mod seal_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tier_tests;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -39,7 +39,10 @@ pub const PATIENCE: Duration = Duration::from_secs(2);
 /// Time between two rounds of a pool's own work.
 const ROUND: Duration = Duration::from_secs(2);
 
-/// The same while copies are being made: a round takes four times as long.
+/// Time between two records of what is used often.
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// The same as [`ROUND`] while copies are being made: a round takes four times as long.
 const SHORT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The pools of a machine as a file system; see the module documentation.
@@ -138,6 +141,7 @@ impl Spaces {
     /// What could not be made durable.
     pub fn close(&self) -> io::Result<()> {
         let pools: Vec<Arc<Pool>> = lock(&self.open).drain().map(|(_, pool)| pool).collect();
+        pools.iter().for_each(save_heat);
         pools.iter().try_for_each(|pool| pool.close())
     }
 
@@ -164,16 +168,27 @@ fn open_known(known: &Known, writable: bool, cache: CacheMode) -> Result<Pool> {
     }
 }
 
+/// Without it only what is learned from now on counts.
+fn save_heat(pool: &Arc<Pool>) {
+    if let Err(error) = pool.save_heat() {
+        tracing::warn!("pool {}: what is used often cannot be recorded: {error}", pool.name());
+    }
+}
+
 /// Starts the thread that works for a pool until the pool is dropped.
 fn keep(pool: &Arc<Pool>) {
     let (weak, name): (Weak<Pool>, String) = (Arc::downgrade(pool), format!("space-{}", pool.name()));
     let name: String = name.chars().take(15).collect();
     // Without the thread slabs stay dirty, which costs time at the next open only.
     let _ = thread::Builder::new().name(name).spawn(move || {
-        let mut pause = ROUND;
+        let (mut pause, mut saved) = (ROUND, Instant::now());
         loop {
             thread::sleep(pause);
             let Some(pool) = weak.upgrade() else { return };
+            if saved.elapsed() > HOUR {
+                save_heat(&pool);
+                saved = Instant::now();
+            }
             match pool.tick() {
                 Ok(more) => pause = if more { SHORT_PAUSE } else { ROUND },
                 Err(error) => {

@@ -11,9 +11,12 @@
 //!   pool/drain    members join and leave
 //!   pool/lose     a member that fails while the pool is open, and one that comes back
 //!   pool/resync   copies that may differ, or are stale, are made equal
+//!   pool/optimize what is used often moves to the fast members
+//!   pool/report   heat, and what a larger or smaller fast tier would serve
 //!   pool/seal     clean slabs get checksums
 //!   pool/scrub    sealed slabs are compared with their checksums, and mended
 //!   pool/status   what `space status` shows
+//!   pool/thin     warnings before the pool is full
 //! ```
 //!
 //! Locks, in the order in which they are taken: `state` (decisions about the map: free slabs,
@@ -38,14 +41,18 @@ pub(crate) mod create;
 pub(crate) mod drain;
 pub(crate) mod lose;
 pub(crate) mod open;
+pub(crate) mod optimize;
+pub(crate) mod report;
 pub(crate) mod resync;
 pub(crate) mod scrub;
 pub(crate) mod seal;
 pub(crate) mod status;
+pub(crate) mod thin;
 
 use crate::{
     error::{Result, SpaceError},
     free::FreeSlabs,
+    heat::Heat,
     log::{LogPlace, LogState, OpenArea},
     member::Member,
     slab_table::SlabTable,
@@ -73,13 +80,38 @@ pub(crate) struct FileState {
     pub(crate) number: u32,
     pub(crate) len_bytes: AtomicU64,
     pub(crate) copies: u8,
-    pub(crate) tier: Tier,
+    tier: AtomicU8,
     pub(crate) table: SlabTable,
+    pub(crate) heat: Heat,
     /// Where the next slab of a sequential writer would be, and how many were allocated last.
     pub(crate) ahead: Mutex<(u32, u32)>,
     pub(crate) openers: Mutex<Openers>,
     /// Slabs that are mapped.
     pub(crate) mapped: AtomicU32,
+}
+
+impl FileState {
+    pub(crate) fn new(number: u32, len_bytes: u64, copies: u8, tier: Tier) -> Self {
+        Self {
+            number,
+            len_bytes: AtomicU64::new(len_bytes),
+            copies,
+            tier: AtomicU8::new(tier.to_byte()),
+            table: SlabTable::default(),
+            heat: Heat::default(),
+            ahead: Mutex::new((0, 0)),
+            openers: Mutex::default(),
+            mapped: AtomicU32::new(0),
+        }
+    }
+
+    pub(crate) fn tier(&self) -> Tier {
+        Tier::from_byte(self.tier.load(Ordering::Relaxed)).unwrap_or_default()
+    }
+
+    pub(crate) fn set_tier(&self, tier: Tier) {
+        self.tier.store(tier.to_byte(), Ordering::Relaxed);
+    }
 }
 
 /// Who has a file open.
@@ -130,6 +162,7 @@ pub struct Pool {
     is_closed: AtomicBool,
     /// Counts the rounds of [`Pool::tick`].
     epoch: AtomicU8,
+    rounds: AtomicU64,
     files: RwLock<HashMap<u32, Arc<FileState>>>,
     state: Mutex<State>,
     log: Mutex<LogState>,
@@ -139,11 +172,19 @@ pub struct Pool {
     /// Wakes those that wait for a busy slab.
     not_busy: Condvar,
     busy_lock: Mutex<()>,
+    /// Counted requests that the fast and the slow members have served.
+    served: [AtomicU64; 2],
+    /// How many of them there were when the heat was saved last, and whether that of earlier
+    /// sessions was read.
+    heat_saved: AtomicU64,
+    heat_loaded: AtomicBool,
     sums_cache: SumsCache,
     sealing: Mutex<seal::Cursor>,
     records: Mutex<()>,
     /// There may be clean slabs, which are to be sealed.
     has_clean: AtomicBool,
+    /// Hundredths that were free when the pool last warned that it is nearly full.
+    scarce_at: AtomicU64,
     /// What the user should know, as sentences.
     warnings: Mutex<Vec<String>>,
 }
@@ -280,7 +321,7 @@ impl Pool {
 
     /// The names of its files, in order.
     pub fn names(&self) -> Vec<String> {
-        lock(&self.state).names.keys().cloned().collect()
+        lock(&self.state).names.keys().filter(|name| !report::is_own(name)).cloned().collect()
     }
 
     /// Copies that a new file has if nothing else is said.
@@ -306,8 +347,13 @@ impl Pool {
     /// [`SpaceError::Disk`] if the name exists; [`SpaceError::BadName`]; [`SpaceError::Usage`] for
     /// more copies than the pool has members.
     pub fn create_file(&self, name: &str, new: NewFile) -> Result<()> {
-        self.require_writable()?;
         check_name(name)?;
+        self.create_unchecked(name, new)
+    }
+
+    /// The same for any name: the pool's own begin with a slash.
+    pub(crate) fn create_unchecked(&self, name: &str, new: NewFile) -> Result<()> {
+        self.require_writable()?;
         let mut state = lock(&self.state);
         // Lost ones count: the copies are added when there are enough members again.
         let members = state.superblock.members.iter().flatten().count();
@@ -413,6 +459,20 @@ impl Pool {
             // Durable with the next commit; at the latest when the pool is opened again.
             self.append(&mut state, &Change::Removed { file: file.number });
         }
+    }
+
+    /// Says where the slabs of a file belong, durably. New slabs go there; [`Pool::optimize`] moves
+    /// the others.
+    ///
+    /// # Errors
+    /// [`SpaceError::Disk`] if there is none.
+    pub fn pin_file(&self, name: &str, tier: Tier) -> Result<()> {
+        self.require_writable()?;
+        let mut state = lock(&self.state);
+        let file = self.named_in(&state, name)?.number;
+        let ticket = self.append(&mut state, &Change::Tier { file, tier });
+        drop(state);
+        self.settled(self.wait(ticket), None, "record the tier")
     }
 
     /// Gives a file a second name, durably.

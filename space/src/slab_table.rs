@@ -13,14 +13,11 @@
 //! atomic operation releases it. Invariant: `places` and copy 2 change only while the slab is
 //! unmapped, or busy without holds; so what a holder reads stays true until it releases.
 //!
-//! The table grows by leaves of [`LEAF`] entries, which never move. A leaf that no slab was mapped
-//! in is not allocated, so the table of a large file without contents is small.
+//! The table grows by leaves that never move; see [`Leaves`].
 
+use crate::leaves::Leaves;
 use diskwright_format::space::{COPIES_MAX, Copy, change::SlabState};
-use std::sync::{
-    OnceLock,
-    atomic::{AtomicU64, Ordering},
-};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const STATE_SHIFT: u32 = 32;
 const STATE: u64 = 3 << STATE_SHIFT;
@@ -304,99 +301,13 @@ fn is_idle(word: u64, epoch: u8) -> bool {
     word & STATE == DIRTY && word & (BUSY | UNEQUAL | HOLDS) == 0 && last != epoch && last != epoch.wrapping_sub(1)
 }
 
-/// Number of entries in a leaf: 16 KiB of memory.
-const LEAF: u64 = 1024;
-/// Number of branches; branch B has 2^B leaves.
-const BRANCHES: usize = 23;
-
-type Leaf = OnceLock<Box<[Entry]>>;
-
 /// The entries of a file's slabs, by their index.
-#[derive(Debug)]
-pub(crate) struct SlabTable {
-    branches: [OnceLock<Box<[Leaf]>>; BRANCHES],
-}
-
-impl Default for SlabTable {
-    fn default() -> Self {
-        Self { branches: [const { OnceLock::new() }; BRANCHES] }
-    }
-}
-
-/// Branch and leaf of an index.
-fn place_of(index: u32) -> (usize, usize) {
-    let leaf = u64::from(index) / LEAF + 1;
-    let branch = leaf.ilog2();
-    (branch as usize, (leaf - (1 << branch)) as usize)
-}
+pub(crate) type SlabTable = Leaves<Entry>;
 
 impl SlabTable {
-    /// The entry of a slab; `None` if no slab near it was ever mapped.
-    #[inline]
-    pub(crate) fn get(&self, index: u32) -> Option<&Entry> {
-        let (branch, leaf) = place_of(index);
-        self.branches[branch].get()?[leaf].get()?.get((u64::from(index) % LEAF) as usize)
-    }
-
-    /// The entry of a slab.
-    pub(crate) fn entry(&self, index: u32) -> &Entry {
-        &self.leaf(index)[(u64::from(index) % LEAF) as usize]
-    }
-
-    fn leaf(&self, index: u32) -> &[Entry] {
-        let (branch, leaf) = place_of(index);
-        let leaves = self.branches[branch].get_or_init(|| (0..1usize << branch).map(|_| Leaf::new()).collect());
-        leaves[leaf].get_or_init(|| (0..LEAF).map(|_| Entry::default()).collect())
-    }
-
-    /// For the entries of slabs that follow one another.
-    pub(crate) fn near(&self, index: u32) -> Near<'_> {
-        Near { table: self, leaf: self.leaf(index), number: u64::from(index) / LEAF }
-    }
-
     /// The mapped slabs of a range of indices, in order.
     pub(crate) fn mapped(&self, range: std::ops::Range<u64>) -> impl Iterator<Item = (u32, &Entry)> {
-        let mut next = range.start;
-        std::iter::from_fn(move || {
-            while next < range.end.min(1 << 32) {
-                let index = next as u32;
-                match self.get(index) {
-                    // Nothing in this leaf, and perhaps nothing in its branch.
-                    None => {
-                        let (branch, _) = place_of(index);
-                        let is_empty = self.branches[branch].get().is_none();
-                        let next_leaf = if is_empty { (2 << branch) - 1 } else { next / LEAF + 1 };
-                        next = next_leaf * LEAF;
-                    }
-                    Some(entry) => {
-                        next += 1;
-                        if entry.load().state().is_some() {
-                            return Some((index, entry));
-                        }
-                    }
-                }
-            }
-            None
-        })
-    }
-}
-
-/// Entries near the last one.
-pub(crate) struct Near<'a> {
-    table: &'a SlabTable,
-    leaf: &'a [Entry],
-    number: u64,
-}
-
-impl<'a> Near<'a> {
-    /// The entry of a slab.
-    #[inline]
-    pub(crate) fn entry(&mut self, index: u32) -> &'a Entry {
-        let number = u64::from(index) / LEAF;
-        if number != self.number {
-            (self.leaf, self.number) = (self.table.leaf(index), number);
-        }
-        &self.leaf[(u64::from(index) % LEAF) as usize]
+        self.existing(range).filter(|(_, entry)| entry.load().state().is_some())
     }
 }
 

@@ -35,6 +35,14 @@ const AHEAD_MAX: u32 = 64;
 pub(crate) const DIRTY_GROUP: u32 = 16;
 const _: () = assert!(FILE_SLABS_MAX.is_multiple_of(DIRTY_GROUP));
 
+/// The class of the members that get the new slabs of a tier, as long as there is room.
+pub(crate) fn first_class(tier: Tier) -> Class {
+    match tier {
+        Tier::Any | Tier::Fast => Class::Ssd,
+        Tier::Slow => Class::Hdd,
+    }
+}
+
 /// What is written.
 #[derive(Clone, std::marker::Copy)]
 enum Payload<'a> {
@@ -311,6 +319,7 @@ impl SpaceFile {
     fn take_slabs(&self, count: u32) -> io::Result<Vec<Vec<Copy>>> {
         let mut state = lock(self.pool_state());
         let mut taken: Vec<Vec<Copy>> = Vec::new();
+        let class = first_class(self.file.tier());
         let is_active = |member: &&Arc<Member>| {
             state.superblock.member(member.number).is_some_and(|row| row.state == MemberState::Active)
         };
@@ -321,11 +330,7 @@ impl SpaceFile {
                 let free = state.free[usize::from(member.number)].free();
                 let row = state.superblock.member(member.number);
                 if free > 0 && row.is_some_and(|row| row.state == MemberState::Active) {
-                    let is_wanted = match self.file.tier {
-                        Tier::Any | Tier::Fast => member.class == Class::Ssd,
-                        Tier::Slow => member.class == Class::Hdd,
-                    };
-                    order.push((!is_wanted, u32::MAX - free, member.number));
+                    order.push((member.class != class, u32::MAX - free, member.number));
                 }
             }
             order.sort_unstable();

@@ -25,7 +25,7 @@ pub(crate) struct Bench {
 
 impl Bench {
     /// Files for members of these sizes.
-    fn new(sizes: &[u64]) -> Self {
+    pub(crate) fn new(sizes: &[u64]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let paths: Vec<PathBuf> = (0..sizes.len()).map(|number| dir.path().join(format!("m{number}"))).collect();
         for (path, &size) in paths.iter().zip(sizes) {

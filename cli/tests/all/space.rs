@@ -206,3 +206,36 @@ fn a_scrub_finds_bit_rot_mends_it_and_names_what_is_lost() {
     shop.ok("io space://vault/disk --format raw -c 'write -P 6 64K 4K'");
     assert_eq!(shop.run("space scrub vault").code, Some(0));
 }
+
+#[test]
+fn pinned_and_hot_data_lie_on_the_fast_member_and_the_report_says_why() {
+    let shop = Workshop::new();
+    shop.ok("space create vault --member a.img:ssd --member b.img:hdd --size 64M --copies 1");
+    let created = shop.ok("space disk create space://vault/disk --size 8M --tier slow");
+    assert!(created.contains("disk was created"), "{created}");
+    shop.ok("io space://vault/disk --format raw -c 'write -P 5 0 8M'");
+    let told = shop.ok("space pin space://vault/disk --tier fast");
+    assert!(told.contains("`diskwright space optimize` moves what lies elsewhere"), "{told}");
+    let shown = shop.ok("space report space://vault/disk --length 1M");
+    assert!(shown.contains("pinned to the fast tier; `space optimize` moves it") && shown.contains("b.img"), "{shown}");
+    let told = shop.ok("space optimize vault --dry-run");
+    assert!(told.starts_with("vault: 8 MiB would move to the fast members, 0 bytes to the slow ones\n"), "{told}");
+    let told = shop.ok("space optimize vault");
+    assert!(told.starts_with("vault: 8 MiB moved to the fast members, 0 bytes to the slow ones\n"), "{told}");
+    assert!(shop.ok("space optimize vault").starts_with("vault: everything lies where it belongs\n"));
+    let report = shop.json("space report space://vault/disk");
+    assert_eq!((&report["fast_used"], &report["pieces"][0]["tier"]), (&(8 << 20).into(), &"fast".into()), "{report}");
+    shop.ok("io space://vault/disk --format raw -c 'read -P 5 0 8M'");
+    let error = shop.fails(1, "space report space://vault/nothing");
+    assert!(error.contains("the pool has no such disk"), "{error}");
+    // Random requests are counted, and outlast the program that made them.
+    shop.ok("space pin space://vault/disk --tier any");
+    shop.ok("diskspd --destroy-data -b4K -r -o8 -t1 -d1 -W0 -w0 -n space://vault/disk");
+    let report = shop.json("space report vault");
+    assert!(report["requests"].as_u64().is_some_and(|requests| requests > 16_000), "{report}");
+    assert_eq!(report["share"], 1.0);
+    let one = shop.run("space create other --member c.img --size 64M");
+    assert_eq!(one.code, Some(0));
+    let error = shop.fails(2, "space optimize other");
+    assert!(error.contains("its members are all of one class"), "{error}");
+}

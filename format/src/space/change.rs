@@ -17,6 +17,7 @@
 //!   12 closed                               the pool was closed; what is before is durable
 //!   13 extent  0 file  4 first index  8 number of slabs  12 state (u8)  13 copies (u8)
 //!              14 the first slab's copies; those of the others follow on the same members
+//!   14 tier    0 file  4 tier (u8)             where the slabs of the file belong
 //! ```
 //!
 //! An extent is what kind 4 says of each slab, for unmapped slabs. Only checkpoints have it.
@@ -79,6 +80,22 @@ pub enum Tier {
     Fast,
     /// The slow one.
     Slow,
+}
+
+impl Tier {
+    /// The tier as a number.
+    pub fn to_byte(self) -> u8 {
+        match self {
+            Self::Any => 0,
+            Self::Fast => 1,
+            Self::Slow => 2,
+        }
+    }
+
+    /// The tier of [`Tier::to_byte`].
+    pub fn from_byte(byte: u8) -> Option<Self> {
+        [Self::Any, Self::Fast, Self::Slow].get(usize::from(byte)).copied()
+    }
 }
 
 /// A change; see the module documentation.
@@ -171,6 +188,13 @@ pub enum Change<'a> {
     },
     /// The pool was closed, if this is the last change.
     Closed,
+    /// The slabs of a file belong to another tier.
+    Tier {
+        /// Number of the file.
+        file: u32,
+        /// The tier.
+        tier: Tier,
+    },
     /// Unmapped slabs are mapped to copies that follow one another on each member.
     Extent {
         /// Number of the file.
@@ -242,12 +266,7 @@ impl Change<'_> {
             Self::File { file, len_bytes, copies, tier, name } => {
                 put(out, &[*file]);
                 out.extend_from_slice(&len_bytes.to_le_bytes());
-                let tier = match tier {
-                    Tier::Any => 0,
-                    Tier::Fast => 1,
-                    Tier::Slow => 2,
-                };
-                out.extend_from_slice(&[*copies, tier]);
+                out.extend_from_slice(&[*copies, tier.to_byte()]);
                 out.extend_from_slice(name.as_bytes());
                 1
             }
@@ -298,6 +317,11 @@ impl Change<'_> {
                 9
             }
             Self::Closed => 12,
+            Self::Tier { file, tier } => {
+                put(out, &[*file]);
+                out.push(tier.to_byte());
+                14
+            }
             Self::Extent { file, first, count, state, copies } => {
                 put(out, &[*file, *first, *count]);
                 let copies = copies.iter().take_while(|&&copy| copy != 0);
@@ -367,6 +391,10 @@ fn parse(bytes: &[u8]) -> Result<(Change<'_>, usize)> {
         Some(state) => Ok(state),
         None => invalid(4 + at, "an unknown state of a slab".into(), "1 to 3"),
     };
+    let tier = |at: usize| match body.get(at).and_then(|&byte| Tier::from_byte(byte)) {
+        Some(tier) => Ok(tier),
+        None => invalid(4 + at, "an unknown tier".into(), "0 to 2"),
+    };
     let name = |at: usize| match body.get(at..).map(std::str::from_utf8) {
         Some(Ok(name)) if !name.is_empty() && name.len() <= NAME_BYTES_MAX => Ok(name),
         _ => invalid(4 + at, "a name that is empty, too long or not UTF-8".into(), "a name"),
@@ -375,12 +403,7 @@ fn parse(bytes: &[u8]) -> Result<(Change<'_>, usize)> {
         1 => {
             expects(len > 14)?;
             let (copies, name) = (body[12], name(14)?);
-            let tier = match body[13] {
-                0 => Tier::Any,
-                1 => Tier::Fast,
-                2 => Tier::Slow,
-                other => return invalid(17, format!("tier {other}"), "0 to 2"),
-            };
+            let tier = tier(13)?;
             if !(1..=COPIES_MAX).contains(&usize::from(copies)) {
                 return invalid(16, format!("a file with {copies} copies"), "1 to 3");
             }
@@ -447,7 +470,11 @@ fn parse(bytes: &[u8]) -> Result<(Change<'_>, usize)> {
             }
             Change::Extent { file, first: second, count: third, state: state(12)?, copies }
         }
-        other => return invalid(0, format!("kind {other} of a change"), "1 to 13"),
+        14 => {
+            expects(len == 5)?;
+            Change::Tier { file, tier: tier(4)? }
+        }
+        other => return invalid(0, format!("kind {other} of a change"), "1 to 14"),
     };
     Ok((change, HEAD_BYTES + len))
 }
@@ -473,6 +500,7 @@ mod tests {
             Change::File { file: 3, len_bytes: 1 << 40, copies: 2, tier: Tier::Fast, name: "a disk.vhdx" },
             Change::Length { file: 3, len_bytes: 77 },
             Change::Removed { file: u32::MAX },
+            Change::Tier { file: 3, tier: Tier::Slow },
             Change::Extent { file: 7, first: 5, count: 1000, state: SlabState::Sealed, copies: [1 << 26 | 9, 8, 0] },
             Change::Extent { file: 7, first: 5, count: 1, state: SlabState::Dirty, copies: [9, 0, 0] },
             Change::Slabs { file: 3, first: 9, slabs: SlabRun::new(1, &one) },

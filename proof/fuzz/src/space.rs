@@ -100,6 +100,7 @@ enum Hostile {
     Removed { file: u8 },
     Slabs { file: u8, first: u32, slabs: Vec<(u8, u8, u8)> },
     State { file: u8, first: u32, count: u32, state: u8 },
+    Extent { file: u8, first: u32, count: u16, state: u8, copies: [u32; 3] },
     Stale { file: u8, index: u32, mask: u8 },
     Unmap { file: u8, first: u32, count: u32 },
     Lost { member: u8 },
@@ -132,6 +133,10 @@ impl Hostile {
             Self::State { file: number, first, count, state } => {
                 let state = state_of(*state);
                 Change::State { file: file(*number), first: *first, count: *count, state }.put(out);
+            }
+            Self::Extent { file: number, first, count, state, copies } => {
+                let (file, count, state) = (file(*number), u32::from(*count), state_of(*state));
+                Change::Extent { file, first: *first, count, state, copies: *copies }.put(out);
             }
             Self::Stale { file: number, index, mask } => {
                 Change::Stale { file: file(*number), index: *index, mask: *mask }.put(out);

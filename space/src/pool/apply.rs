@@ -2,20 +2,14 @@
 //! applies all of them again: by the same code, so both give the same map.
 
 use super::{FileState, Pool, State};
-use crate::{
-    free::FreeSlabs,
-    slab_table::{Entry, SlabTable},
-};
+use crate::{free::FreeSlabs, slab_table::Entry};
 use diskwright_format::space::{
     COPIES_MAX, Copy,
     change::{Change, SlabState},
 };
 use std::{
     ops::Range,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU32, AtomicU64, Ordering},
-    },
+    sync::{Arc, PoisonError, atomic::Ordering},
 };
 
 /// Whether slabs that a change maps are still to be taken from the free ones.
@@ -32,10 +26,7 @@ impl Pool {
     pub(crate) fn apply(&self, state: &mut State, change: &Change<'_>, taking: Taking) -> Result<(), String> {
         match *change {
             Change::File { file, len_bytes, copies, tier, name } => {
-                let (table, mapped) = (SlabTable::default(), AtomicU32::new(0));
-                let len_bytes = AtomicU64::new(len_bytes);
-                let (ahead, openers) = (Mutex::new((0, 0)), Mutex::default());
-                let new = FileState { number: file, len_bytes, copies, tier, table, ahead, openers, mapped };
+                let new = FileState::new(file, len_bytes, copies, tier);
                 let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
                 if files.insert(file, Arc::new(new)).is_some() {
                     return Err(format!("file {file} was created twice"));
@@ -61,6 +52,7 @@ impl Pool {
             | Change::Removed { file }
             | Change::Slabs { file, .. }
             | Change::Extent { file, .. }
+            | Change::Tier { file, .. }
             | Change::State { file, .. }
             | Change::Stale { file, .. }
             | Change::Unmap { file, .. }
@@ -86,6 +78,7 @@ impl Pool {
             Change::Length { len_bytes, .. } if taking == Taking::Free => {
                 file.len_bytes.store(len_bytes, Ordering::Release);
             }
+            Change::Tier { tier, .. } => file.set_tier(tier),
             Change::Named { name, .. } => give_name(state, number, name)?,
             Change::Removed { .. } => {
                 unmap(state, file, 0..1 << 32);

@@ -181,7 +181,7 @@ impl Pool {
                 continue;
             }
             let (number, len_bytes) = (file.number, file.len_bytes.load(Ordering::Acquire));
-            Change::File { file: number, len_bytes, copies: file.copies, tier: file.tier, name }.put(&mut out);
+            Change::File { file: number, len_bytes, copies: file.copies, tier: file.tier(), name }.put(&mut out);
             let mut map = MapWriter { file: number, ..MapWriter::default() };
             for (index, entry) in file.table.mapped(0..1 << 32) {
                 map.add(index, entry.load(), &mut out);

@@ -18,6 +18,7 @@ use crate::{
     free::FreeSlabs,
     member::Member,
     slab_table::Slab,
+    slow::first_class,
     sums::have_sums,
 };
 use diskwright_format::space::{
@@ -135,7 +136,7 @@ impl Pool {
                 return Err(SpaceError::Stopped { pool: self.name.clone(), done, total });
             }
             if let Some(file) = self.file(file) {
-                self.move_copy(&file, index, Some(number)).map_err(failed)?;
+                self.move_copy(&file, index, Some(number), None).map_err(failed)?;
             }
         }
         progress(Moved { done: total, total, slab_bytes: self.slab_bytes() });
@@ -199,13 +200,19 @@ impl Pool {
     }
 
     /// Moves the copy of a slab that lies on `number` to another member. With `None` the slab gets
-    /// one more copy.
-    pub(super) fn move_copy(&self, file: &FileState, index: u32, number: Option<u8>) -> io::Result<()> {
+    /// one more copy. The other member is of `class`, or else preferably of that of the old one.
+    pub(super) fn move_copy(
+        &self,
+        file: &FileState,
+        index: u32,
+        number: Option<u8>,
+        class: Option<Class>,
+    ) -> io::Result<()> {
         let _busy = Busy::wait(self, file.table.entry(index));
-        self.move_busy(file, index, number)
+        self.move_busy(file, index, number, class)
     }
 
-    fn move_busy(&self, file: &FileState, index: u32, number: Option<u8>) -> io::Result<()> {
+    fn move_busy(&self, file: &FileState, index: u32, number: Option<u8>, class: Option<Class>) -> io::Result<()> {
         let entry = file.table.entry(index);
         let slab = entry.load();
         let copies = slab.copies();
@@ -216,7 +223,9 @@ impl Pool {
         // differ.
         let sources = slab.good_copies().filter(|copy| self.live_member(copy.member).is_some());
         let sums = if slab.is_sealed() { self.sums_of(file, index)? } else { None };
-        let taken = self.take_elsewhere(&copies)?;
+        let old_class = number.and_then(|number| self.member(number)).map(|member| member.class);
+        let preferred = class.or(old_class).unwrap_or_else(|| first_class(file.tier()));
+        let taken = self.take_elsewhere(&copies, preferred, class.is_some())?;
         let sources: Vec<Copy> = sources.collect();
         let mut copied =
             Err(io::Error::other(format!("slab {index} of file {} has no valid copy on a live member", file.number)));
@@ -262,15 +271,20 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes a free slab on the emptiest member that has none of `copies`.
-    fn take_elsewhere(&self, copies: &[Option<Copy>]) -> io::Result<Copy> {
+    /// Takes a free slab on a member that has none of `copies`: the emptiest one of a class, or of
+    /// the others if it need not be `only` that class.
+    fn take_elsewhere(&self, copies: &[Option<Copy>], class: Class, only: bool) -> io::Result<Copy> {
         let mut state = lock(&self.state);
         let has_copy = |number: u8| copies.iter().flatten().any(|copy| copy.member == number);
-        let candidates = self.live_members().filter(|member| !has_copy(member.number));
-        let active = candidates.filter(|member| {
-            state.superblock.member(member.number).is_some_and(|row| row.state == MemberState::Active)
+        let is_active =
+            |number: u8| state.superblock.member(number).is_some_and(|row| row.state == MemberState::Active);
+        let free = |number: u8| state.free[usize::from(number)].free();
+        let candidates = self.live_members().filter(|member| {
+            let number = member.number;
+            !has_copy(number) && is_active(number) && free(number) > 0 && (!only || member.class == class)
         });
-        let emptiest = active.map(|member| member.number).max_by_key(|&number| state.free[usize::from(number)].free());
+        let emptiest = candidates.max_by_key(|member| (member.class == class, free(member.number)));
+        let emptiest = emptiest.map(|member| member.number);
         let taken = emptiest.and_then(|member| Some(Copy { member, slab: state.free[usize::from(member)].take()? }));
         taken.ok_or_else(|| {
             io::Error::new(io::ErrorKind::StorageFull, "no member without a copy of the slab has a free one")
@@ -326,7 +340,7 @@ impl Pool {
                 return Ok(total - done + left);
             }
             let Some(file) = self.file(file) else { continue };
-            match self.move_copy(&file, index, number) {
+            match self.move_copy(&file, index, number, None) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::StorageFull => left += 1,
                 Err(error) => return Err(SpaceError::io("rebuild a slab", Path::new(&self.name), error)),

@@ -189,6 +189,7 @@ impl Pool {
             journal_failed: AtomicBool::new(false),
             is_closed: AtomicBool::new(history.is_closed()),
             epoch: AtomicU8::new(1),
+            rounds: AtomicU64::new(0),
             files: RwLock::new(HashMap::new()),
             state: Mutex::new(state),
             log: Mutex::new(LogState::default()),
@@ -197,10 +198,14 @@ impl Pool {
             areas: RwLock::new(areas),
             not_busy: Condvar::new(),
             busy_lock: Mutex::new(()),
+            served: Default::default(),
+            heat_saved: AtomicU64::new(0),
+            heat_loaded: AtomicBool::new(false),
             sums_cache: SumsCache::new(newest.slab_shift),
             sealing: Mutex::default(),
             records: Mutex::default(),
             has_clean: AtomicBool::new(true),
+            scarce_at: AtomicU64::new(100),
             warnings: Mutex::new(warnings),
         };
         let bad = |why: String| SpaceError::BadMap { pool: called(&pool.name, pool.id), why };

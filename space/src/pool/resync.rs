@@ -37,6 +37,12 @@ const RESYNC_THREADS: usize = 4;
 /// This many slabs are compared by one thread.
 const FEW_SLABS: usize = 64;
 
+/// Rounds of [`Pool::tick`] from one move of hot slabs to the next: half a minute.
+const OPTIMIZE_ROUNDS: u64 = 15;
+
+/// Rounds of [`Pool::tick`] in an hour.
+const HOUR_ROUNDS: u64 = 1800;
+
 /// How long a round of [`Pool::tick`] resyncs stale copies.
 const ROUND: Duration = Duration::from_millis(200);
 
@@ -212,6 +218,14 @@ impl Pool {
             self.clean_idle(epoch);
         }
         let more = self.resync_stale()? | self.seal_quiet()?;
+        self.warn_if_scarce();
+        let round = self.rounds.fetch_add(1, Ordering::Relaxed) + 1;
+        if round.is_multiple_of(OPTIMIZE_ROUNDS) && self.is_tiered() {
+            self.optimize_round();
+        }
+        if round.is_multiple_of(HOUR_ROUNDS) {
+            self.age_heat();
+        }
         self.commit_all()?;
         Ok(more)
     }
@@ -238,7 +252,7 @@ impl Pool {
                 self.resync_slab(&file, index, buffers.get_or_insert_with(|| self.buffers()))?;
                 drop(busy);
                 if has_few && enough {
-                    match self.move_copy(&file, index, None) {
+                    match self.move_copy(&file, index, None, None) {
                         Err(error) if error.kind() == io::ErrorKind::StorageFull => enough = false,
                         result => result?,
                     }

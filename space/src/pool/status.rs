@@ -1,6 +1,6 @@
 //! What a pool looks like: members, space, disks, and what is not as it should be.
 
-use super::{Pool, lock, open::open_member};
+use super::{Pool, lock, open::open_member, report::is_own, thin::Room};
 use crate::{
     error::{Result, SpaceError},
     member::Member,
@@ -84,6 +84,8 @@ pub struct Status {
     pub members: Vec<MemberStatus>,
     /// Its disks; `None` if the map was not read, because the pool is in use.
     pub disks: Option<Vec<DiskStatus>>,
+    /// The space of the pool; `None` if the map was not read.
+    pub room: Option<Room>,
     /// What the user should know.
     pub warnings: Vec<String>,
 }
@@ -126,7 +128,8 @@ impl Pool {
                 member.health = Health::Lost;
             }
         }
-        let names = state.names.iter().filter_map(|(name, number)| Some((name, self.file(*number)?)));
+        let names = state.names.iter().filter(|(name, _)| !is_own(name));
+        let names = names.filter_map(|(name, number)| Some((name, self.file(*number)?)));
         let disks = names.map(|(name, file)| {
             let (mut mapped, mut dirty, mut unsealed, mut degraded) = (0_u64, 0_u64, 0_u64, 0_u64);
             for (_, entry) in file.table.mapped(0..1 << 32) {
@@ -141,13 +144,16 @@ impl Pool {
                 name: name.clone(),
                 len_bytes: file.len_bytes.load(Ordering::Acquire),
                 copies: file.copies,
-                tier: file.tier,
+                tier: file.tier(),
                 mapped_bytes: mapped << self.slab_shift,
                 dirty_bytes: dirty << self.slab_shift,
                 unsealed_bytes: unsealed << self.slab_shift,
                 degraded_bytes: degraded << self.slab_shift,
             }
         });
+        let room = self.room(&state);
+        let mut warnings = self.warnings();
+        warnings.extend(self.scarce(room).filter(|warning| !warnings.contains(warning)));
         Status {
             name: self.name.clone(),
             id: self.id,
@@ -156,7 +162,8 @@ impl Pool {
             copies: state.superblock.copies,
             members,
             disks: Some(disks.collect()),
-            warnings: self.warnings(),
+            room: Some(room),
+            warnings,
         }
     }
 
@@ -200,6 +207,7 @@ impl Pool {
             copies: newest.copies,
             members: rows(newest, path_of),
             disks: None,
+            room: None,
             warnings,
         })
     }

@@ -4,10 +4,13 @@
 
 mod report;
 mod scrub;
+mod tiers;
 
 pub use report::Report;
 #[cfg(test)]
 pub use scrub::Report as ScrubReport;
+#[cfg(test)]
+pub use tiers::{HeatReport, OptimizeReport};
 
 use crate::{
     context::Context,
@@ -106,6 +109,36 @@ EXAMPLES
         /// The pool.
         pool: String,
     },
+    /// Say which members the data of a disk belong on.
+    #[command(after_help = "\
+A pinned disk does not compete with others for the fast members. New data go to its tier at once; `space optimize` moves those that lie elsewhere, \
+and so does a program that has the pool open, slowly.
+
+EXAMPLES
+  diskwright space pin space://vault/golden.vhdx --tier fast
+  diskwright space pin space://vault/backup.vhdx --tier slow")]
+    Pin {
+        /// The disk: space://POOL/NAME.
+        name: PathBuf,
+        /// Where its data belong.
+        #[arg(long, value_enum)]
+        tier: TierArg,
+    },
+    /// Move what is used often to the fast members, and the rest away from them.
+    #[command(after_help = "\
+Random requests are counted for each slab; a day halves the count. A tenth of the fast members is left free for new data. Stopped by Ctrl-C, it goes on \
+where it was when it is called again. A program that has the pool open does the same by itself, for a fifth of a second each half minute.
+
+EXAMPLES
+  diskwright space optimize vault --dry-run
+  diskwright space optimize vault")]
+    Optimize(tiers::OptimizeArgs),
+    /// Show what the fast members serve, what others would serve, and where data lie.
+    #[command(after_help = "\
+EXAMPLES
+  diskwright space report vault
+  diskwright space report space://vault/vm.vhdx --offset 10G --length 1G")]
+    Report(tiers::ReportArgs),
     /// Make a pool known on this machine.
     #[command(after_help = "\
 EXAMPLES
@@ -237,6 +270,16 @@ enum TierArg {
     Slow,
 }
 
+impl From<TierArg> for Tier {
+    fn from(tier: TierArg) -> Self {
+        match tier {
+            TierArg::Any => Self::Any,
+            TierArg::Fast => Self::Fast,
+            TierArg::Slow => Self::Slow,
+        }
+    }
+}
+
 #[derive(Debug, Args)]
 struct DiskArgs {
     /// The disk: space://POOL/NAME.
@@ -268,6 +311,9 @@ pub fn run(context: &mut Context, args: &SpaceArgs) -> Outcome {
         }
         Action::Replace(args) => replace(context, args),
         Action::Scrub { pool } => scrub::scrub(context, pool),
+        Action::Pin { name, tier } => tiers::pin(context, name, *tier),
+        Action::Optimize(args) => tiers::optimize(context, args),
+        Action::Report(args) => tiers::report(context, args),
         Action::Import(args) => import(context, args),
         Action::Export { pool } => {
             Spaces::of_user().registry().forget(pool)?;
@@ -436,11 +482,7 @@ fn create_disk(context: &mut Context, args: &DiskArgs) -> Outcome {
     if args.size == 0 || !args.size.is_multiple_of(512) {
         return Err(Failure::usage(format!("a disk of {} bytes: it must have whole sectors of 512 bytes", args.size)));
     }
-    let tier = match args.tier {
-        TierArg::Any => Tier::Any,
-        TierArg::Fast => Tier::Fast,
-        TierArg::Slow => Tier::Slow,
-    };
+    let tier = args.tier.into();
     let copies = args.copies.unwrap_or_else(|| pool.default_copies());
     pool.create_file(&disk, NewFile { len_bytes: args.size, copies, tier })?;
     shown(context, &pool, &format!("{disk} was created"))

@@ -39,6 +39,8 @@ pub struct PoolReport {
     generation: u64,
     /// Whether members or copies are missing.
     degraded: bool,
+    /// Its space, in bytes of copies; `null` while another program uses the pool.
+    space: Option<SpaceReport>,
     /// The program that uses the pool, as in "by diskwright (process 7)"; `null` if there is none.
     in_use: Option<String>,
     /// Its members.
@@ -47,6 +49,17 @@ pub struct PoolReport {
     disks: Option<Vec<DiskReport>>,
     /// Warnings, a sentence each.
     warnings: Vec<String>,
+}
+
+/// The space of a pool.
+#[derive(Debug, Serialize, JsonSchema)]
+struct SpaceReport {
+    /// Bytes of all slabs that data can use.
+    size: u64,
+    /// Of these, free ones.
+    free: u64,
+    /// Bytes that the disks may still take. They may be more than there are.
+    promised: u64,
 }
 
 /// A member.
@@ -133,6 +146,11 @@ impl PoolReport {
             copies: status.copies,
             generation: status.generation,
             degraded: status.is_degraded(),
+            space: status.room.map(|room| SpaceReport {
+                size: room.all_bytes,
+                free: room.free_bytes,
+                promised: room.promised_bytes,
+            }),
             in_use,
             members: members.collect(),
             disks,
@@ -144,6 +162,10 @@ impl PoolReport {
         let copies = if self.copies == 1 { "1 copy".to_owned() } else { format!("{} copies", self.copies) };
         let state = if self.degraded { context.style.paint("31", "degraded") } else { "complete".into() };
         writeln!(context.out, "{}: {state}; {copies}, slabs of {}", printable(&self.name), Human(self.slab_size))?;
+        if let Some(space) = self.space.as_ref().filter(|space| space.promised > 0) {
+            let (free, size, promised) = (Human(space.free), Human(space.size), Human(space.promised));
+            writeln!(context.out, "{free} of {size} are free; its disks may grow by {promised}.")?;
+        }
         if let Some(holder) = &self.in_use {
             writeln!(context.text(), "It is in use {}; its disks are not shown.", printable(holder))?;
         }
