@@ -11,8 +11,8 @@
 //! which a slab was used: under load, cold slabs are used in each second too.
 //!
 //! A request that begins where another one has just ended is sequential. A stream runs as fast on
-//! slow members, and would push aside what is used at random. Where the last request near a slab has
-//! ended is kept by slab, so that several streams are told apart.
+//! slow members, and would push aside what is used at random. Where the last request near a slab
+//! has ended is kept by slab, so that several streams are told apart.
 
 use crate::leaves::Leaves;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -135,7 +135,8 @@ mod tests {
     #[test]
     fn a_day_halves_the_heat() {
         let heat = Heat::default();
-        (heat.add(1, 100_000), heat.add(2, 3));
+        heat.add(1, 100_000);
+        heat.add(2, 3);
         (0..22).for_each(|_| heat.age());
         assert!((45_000..55_000).contains(&heat.of(1)), "{}", heat.of(1));
         assert_eq!((heat.of(2), heat.warm().count()), (0, 1));

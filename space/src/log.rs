@@ -24,6 +24,21 @@ use diskwright_store::{FileRange, Store};
 use std::{io, ops::Range};
 use uuid::Uuid;
 
+/// Number of a change, for [`Pool::wait`](crate::Pool).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Ticket(u64);
+
+impl Ticket {
+    pub(crate) fn new(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// The number; never 0.
+    pub(crate) fn number(self) -> u64 {
+        self.0
+    }
+}
+
 /// What the journal's users share.
 #[derive(Debug, Default)]
 pub(crate) struct LogState {

@@ -1,12 +1,12 @@
 //! Which slabs belong on the fast members: a decision without I/O.
 //!
 //! ```text
-//!   pinned to the fast tier ─▶ the hottest of the others, while there is room
-//!   a slab that is there already counts an eighth more, so slabs of equal heat do not change places
+//! pinned to the fast tier ─▶ the hottest of the others, while there is room a slab that is there
+//! already counts an eighth more, so slabs of equal heat do not change places
 //! ```
 //!
-//! All slabs have the same size, so taking the hottest first is the best placement, up to slabs with
-//! different numbers of copies.
+//! All slabs have the same size, so taking the hottest first is the best placement, up to slabs
+//! with different numbers of copies.
 
 use diskwright_format::space::change::Tier;
 
@@ -115,8 +115,8 @@ mod tests {
     }
 
     proptest! {
-        /// With one number of copies and nothing pinned no placement is better, except by what keeps
-        /// slabs of nearly equal heat in their places.
+        /// With one number of copies and nothing pinned no placement is better, except by what
+        /// keeps slabs of nearly equal heat in their places.
         #[test]
         fn no_placement_is_much_better(
             heats in prop::collection::vec((0..100_u32, any::<bool>()), 1..11),

@@ -13,6 +13,7 @@
 //!   pool/resync   copies that may differ, or are stale, are made equal
 //!   pool/optimize what is used often moves to the fast members
 //!   pool/report   heat, and what a larger or smaller fast tier would serve
+//!   pool/records  checksums of a slab, on its members and in memory
 //!   pool/seal     clean slabs get checksums
 //!   pool/scrub    sealed slabs are compared with their checksums, and mended
 //!   pool/status   what `space status` shows
@@ -21,15 +22,15 @@
 //!
 //! Locks, in the order in which they are taken: `state` (decisions about the map: free slabs,
 //! names, members), then `log` (changes that wait for a commit). `state` is held for I/O only when
-//! a member is lost, `log` never. Transfers take neither. `sealing` comes before both: it belongs to
-//! the one thread that seals. `records` is taken for the write of one record of checksums.
+//! a member is lost, `log` never. Transfers take neither. `sealing` comes before both: it belongs
+//! to the one thread that seals. `records` is taken for the write of one record of checksums.
 //!
 //! What must hold at any moment of a power cut:
 //! - A slab's copies are zeros, durably, before the map names them.
 //! - A slab is dirty, durably, before a payload is written to it.
 //! - A slab becomes clean only after a sync of its copies that began after its last write.
-//! - A slab is sealed only when its copies are equal, and each that is not stale has a record of its
-//!   checksums, durably, which was written after the last write.
+//! - A slab is sealed only when its copies are equal, and each that is not stale has a record of
+//!   its checksums, durably, which was written after the last write.
 //! - A write is answered when all copies have it, or when the survivors have recorded, durably,
 //!   that the other members are lost: their copies of all dirty slabs are stale from then on.
 //! - A slab is used again only when the change that freed it is durable.
@@ -42,6 +43,7 @@ pub(crate) mod drain;
 pub(crate) mod lose;
 pub(crate) mod open;
 pub(crate) mod optimize;
+pub(crate) mod records;
 pub(crate) mod report;
 pub(crate) mod resync;
 pub(crate) mod scrub;
@@ -53,10 +55,10 @@ use crate::{
     error::{Result, SpaceError},
     free::FreeSlabs,
     heat::Heat,
-    log::{LogPlace, LogState, OpenArea},
+    log::{LogPlace, LogState, OpenArea, Ticket},
     member::Member,
     slab_table::SlabTable,
-    sums::SumsCache,
+    sums::{SealCursor, SumsCache},
 };
 use diskwright_format::space::{
     MEMBERS_MAX, NAME_BYTES_MAX,
@@ -138,7 +140,7 @@ pub(crate) struct State {
     /// Members that the map takes for lost.
     pub(crate) lost_in_map: u64,
     /// Changes that make slabs dirty and perhaps are not in the map yet: file, first slab, ticket.
-    pub(crate) dirtying: Vec<(u32, u32, commit::Ticket)>,
+    pub(crate) dirtying: Vec<(u32, u32, Ticket)>,
 }
 
 /// Warnings that are kept. A member that rots would have one for each slab.
@@ -179,7 +181,7 @@ pub struct Pool {
     heat_saved: AtomicU64,
     heat_loaded: AtomicBool,
     sums_cache: SumsCache,
-    sealing: Mutex<seal::Cursor>,
+    sealing: Mutex<SealCursor>,
     records: Mutex<()>,
     /// There may be clean slabs, which are to be sealed.
     has_clean: AtomicBool,
@@ -321,7 +323,7 @@ impl Pool {
 
     /// The names of its files, in order.
     pub fn names(&self) -> Vec<String> {
-        lock(&self.state).names.keys().filter(|name| !report::is_own(name)).cloned().collect()
+        lock(&self.state).names.keys().filter(|name| !is_own(name)).cloned().collect()
     }
 
     /// Copies that a new file has if nothing else is said.
@@ -544,6 +546,11 @@ impl Drop for Pool {
         // What stays dirty is compared at the next open.
         let _ = self.close();
     }
+}
+
+/// Whether a name is one of the pool's own files.
+pub(crate) fn is_own(name: &str) -> bool {
+    name.starts_with('/')
 }
 
 /// Checks the name of a pool or a file.

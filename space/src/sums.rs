@@ -10,13 +10,9 @@
 //! sealed all the time, with the same checksums. What a slab has in the cache from an earlier seal
 //! is replaced before it is sealed again.
 
-use crate::pool::{FileState, Pool, lock};
-use diskwright_format::space::{
-    Copy,
-    sums::{SUM_BYTES, parse_record, record_at, record_bytes, sums_of, sums_of_slab, to_record},
-};
+use diskwright_format::space::{SUM_BYTES, sums::sums_of, sums_of_slab};
 use quick_cache::sync::Cache;
-use std::{fmt, io, ops::Range, sync::Arc};
+use std::{fmt, ops::Range, sync::Arc};
 
 /// Memory for checksums: they cover 1024 times as much.
 const CACHE_BYTES: usize = 48 << 20;
@@ -48,6 +44,15 @@ impl SumsCache {
     }
 }
 
+/// Where the next round of sealing goes on.
+#[derive(Debug, Default)]
+pub(crate) struct SealCursor {
+    pub(crate) file: u32,
+    pub(crate) index: u64,
+    /// A clean slab was passed since the first file.
+    pub(crate) has_clean: bool,
+}
+
 /// Whether a range of a slab consists of whole blocks that have checksums.
 #[inline]
 pub(crate) fn is_whole(within_bytes: u64, len_bytes: u64) -> bool {
@@ -75,103 +80,6 @@ pub(crate) fn have_sums(sums: &[u32], within_bytes: u64, bytes: &[u8]) -> bool {
     let first = (within_bytes / SUM_BYTES) as usize;
     sums.get(first..)
         .is_some_and(|sums| sums_of(bytes).eq(sums.iter().copied().take(bytes.len().div_ceil(SUM_BYTES as usize))))
-}
-
-impl Pool {
-    /// The checksums of a sealed slab, which the caller holds: from the cache, or else from the
-    /// record of one of its copies. `None` if all records that can be read are damaged.
-    ///
-    /// # Errors
-    /// No record can be read.
-    pub(crate) fn sums_of(&self, file: &FileState, index: u32) -> io::Result<Option<SlabSums>> {
-        if let Some(sums) = self.sums_cache().get(file.number, index) {
-            file.table.entry(index).set_cached(true);
-            return Ok(Some(sums));
-        }
-        let entry = file.table.entry(index);
-        let (mut failure, mut damaged) = (None, false);
-        for copy in entry.load().good_copies() {
-            match self.read_record(copy, file.number, index) {
-                Ok(Some(sums)) => {
-                    self.sums_cache().put(file.number, index, &sums);
-                    entry.set_cached(true);
-                    return Ok(Some(sums));
-                }
-                Ok(None) => damaged = true,
-                Err(error) => failure = Some(error),
-            }
-        }
-        match failure {
-            Some(error) if !damaged => Err(error),
-            _ => Ok(None),
-        }
-    }
-
-    /// The checksums in the record of a copy; `None` if it is damaged.
-    pub(crate) fn read_record(&self, copy: Copy, file: u32, index: u32) -> io::Result<Option<SlabSums>> {
-        let missing = || io::Error::other("no member that holds its checksums is there");
-        let member = self.live_member(copy.member).ok_or_else(missing)?;
-        let Some(at) = record_at(member.size_bytes, self.slab_shift(), copy.slab) else { return Ok(None) };
-        let mut record = vec![0; record_bytes(self.slab_shift()) as usize];
-        member.store.read_at(&mut record, at)?;
-        Ok(parse_record(&record, self.id(), file, index, self.slab_shift()).ok().map(Into::into))
-    }
-
-    /// Writes the record of a copy, unless `is_ours` says that it belongs to another slab by now. It
-    /// is durable with the next sync of the member.
-    pub(crate) fn write_record(
-        &self,
-        copy: Copy,
-        (file, index): (u32, u32),
-        sums: &[u32],
-        is_ours: impl FnOnce() -> bool,
-    ) -> io::Result<()> {
-        // Who takes the copy's place over writes its record after this one.
-        let _records = lock(self.records_lock());
-        if !is_ours() {
-            return Ok(());
-        }
-        let missing = || io::Error::other("a member vanished meanwhile");
-        let member = self.live_member(copy.member).ok_or_else(missing)?;
-        let at = record_at(member.size_bytes, self.slab_shift(), copy.slab)
-            .ok_or_else(|| io::Error::other("a slab beyond the end of its member"))?;
-        let written = member.store.write_at(&to_record(self.id(), file, index, sums), at);
-        member.written();
-        written
-    }
-
-    /// Takes the contents of a sealed slab as they are, since nothing is left that they can be
-    /// compared with.
-    pub(crate) fn unseal(&self, file: &FileState, index: u32) -> io::Result<()> {
-        use diskwright_format::space::change::{Change, SlabState};
-        let entry = file.table.entry(index);
-        let _busy = crate::busy::Busy::wait(self, entry);
-        if !entry.load().is_sealed() || self.sums_of(file, index)?.is_some() {
-            return Ok(());
-        }
-        self.warn(format!(
-            "pool {}: the checksums of {} are damaged on every member; its contents could not be checked, and are taken as \
-             they are",
-            self.name(),
-            self.described(file, index)
-        ));
-        if !self.is_writable() {
-            return Ok(());
-        }
-        let mut state = lock(self.state());
-        let unsealed = Change::State { file: file.number, first: index, count: 1, state: SlabState::Clean };
-        let ticket = self.append(&mut state, &unsealed);
-        drop(state);
-        self.wait(ticket)
-    }
-
-    /// A slab as users know it.
-    pub(crate) fn described(&self, file: &FileState, index: u32) -> String {
-        let state = lock(self.state());
-        let name = state.names.iter().find(|(_, number)| **number == file.number).map(|(name, _)| name.clone());
-        let name = name.unwrap_or_else(|| format!("file {}", file.number));
-        format!("{name} at {} MiB", (u64::from(index) << self.slab_shift()) as f64 / f64::from(1 << 20))
-    }
 }
 
 #[cfg(test)]

@@ -60,10 +60,10 @@ pub trait Placement: Send + Sync + fmt::Debug {
     /// store's own methods.
     fn release(&self, member: u8, hold: u64, access: Access, ok: bool);
 
-    /// Whether bytes that were read at `offset_bytes` of this store are what was written there. They
-    /// are a piece of one range for which [`Placed::is_checked`] was set, a whole number of blocks
-    /// of 4 KiB if the range was. If they are not, the engine repeats the read by the store's own
-    /// methods. Called before [`Placement::release`].
+    /// Whether bytes that were read at `offset_bytes` of this store are what was written there.
+    /// They are a piece of one range for which [`Placed::is_checked`] was set, a whole number of
+    /// blocks of 4 KiB if the range was. If they are not, the engine repeats the read by the
+    /// store's own methods. Called before [`Placement::release`].
     fn is_intact(&self, hold: u64, offset_bytes: u64, bytes: &[u8]) -> bool;
 
     /// A write of a copy that was to be durable has failed, perhaps its sync: earlier writes of the

@@ -78,6 +78,7 @@ fn the_tour_prints_what_the_readme_shows() {
 const BEFORE: &[(&str, &[&str])] = &[
     ("diskwright track start vm.vhdx monday", &["diskwright create vm.vhdx --size 64M"]),
     ("diskwright space create vault --member a.img --member b.img", &["truncate -s 64M a.img b.img"]),
+    ("diskwright space report vault", &["truncate -s 64M a.img", "diskwright space create vault --member a.img"]),
     ("diskwright space scrub vault", &["truncate -s 64M a.img", "diskwright space create vault --member a.img"]),
     (
         "diskwright track show vm.vhdx monday",

@@ -44,6 +44,10 @@ pub const COPIES_MAX: usize = 3;
 pub const AREAS_MAX: usize = 3;
 /// The smallest and the largest slab, as powers of two: 256 KiB and 64 MiB.
 pub const SLAB_SHIFTS: std::ops::RangeInclusive<u8> = 18..=26;
+/// How many bytes of a slab one checksum covers.
+pub const SUM_BYTES: u64 = 4096;
+/// Where the checksums begin in a record.
+const SUMS_AT: usize = 64;
 /// Longest name of a pool or of a file, in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
 
@@ -54,10 +58,21 @@ pub fn last_superblock_at(size_bytes: u64) -> Option<u64> {
     end_bytes.checked_sub(BLOCK_BYTES as u64).filter(|&at| at >= SLABS_OFFSET_BYTES)
 }
 
-/// Number of slabs of a member of `size_bytes`, each with a record of checksums. At most [`SLABS_MAX`].
+/// Number of checksums of a slab.
+pub fn sums_of_slab(slab_shift: u8) -> usize {
+    1 << (slab_shift.min(SLAB_SHIFTS.last().unwrap_or(26)) - 12)
+}
+
+/// Length of a record of checksums in bytes: 4 KiB for slabs of up to 2 MiB.
+pub fn record_bytes(slab_shift: u8) -> u64 {
+    (SUMS_AT + 4 * sums_of_slab(slab_shift)).next_multiple_of(BLOCK_BYTES) as u64
+}
+
+/// Number of slabs of a member of `size_bytes`, each with a record of checksums. At most
+/// [`SLABS_MAX`].
 pub fn slabs_of(size_bytes: u64, slab_shift: u8) -> u32 {
     let held_bytes = last_superblock_at(size_bytes).map_or(0, |end_bytes| end_bytes - SLABS_OFFSET_BYTES);
-    let slab_bytes = (1_u64 << slab_shift.min(63)).saturating_add(sums::record_bytes(slab_shift));
+    let slab_bytes = (1_u64 << slab_shift.min(63)).saturating_add(record_bytes(slab_shift));
     (held_bytes / slab_bytes).min(u64::from(SLABS_MAX)) as u32
 }
 

@@ -11,26 +11,15 @@
 //! copy has its own record, which moves with it. A record counts only while the slab is sealed;
 //! otherwise it may be old.
 
-use super::{BLOCK_BYTES, Invalid, Result, checksum, field, last_superblock_at, slabs_of, u32_at};
+use super::{
+    BLOCK_BYTES, Invalid, Result, SUM_BYTES, SUMS_AT, checksum, field, last_superblock_at, record_bytes, slabs_of,
+    sums_of_slab, u32_at,
+};
 use uuid::Uuid;
 
 const STRUCTURE: &str = "checksums of a slab";
 const MAGIC: &[u8; 8] = b"DWSUMS1\0";
 const CHECKSUM_AT: usize = 8;
-const SUMS_AT: usize = 64;
-/// How many bytes one checksum covers.
-pub const SUM_BYTES: u64 = 4096;
-
-/// Number of checksums of a slab.
-pub fn sums_of_slab(slab_shift: u8) -> usize {
-    1 << (slab_shift.min(super::SLAB_SHIFTS.last().unwrap_or(26)) - 12)
-}
-
-/// Length of a record in bytes: 4 KiB for slabs of up to 2 MiB.
-pub fn record_bytes(slab_shift: u8) -> u64 {
-    (SUMS_AT + 4 * sums_of_slab(slab_shift)).next_multiple_of(BLOCK_BYTES) as u64
-}
-
 /// Offset of the record of a slab of a member of `size_bytes`; `None` if the member has no such
 /// slab.
 pub fn record_at(size_bytes: u64, slab_shift: u8, slab: u32) -> Option<u64> {

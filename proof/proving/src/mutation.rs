@@ -33,6 +33,8 @@ pub enum Phase {
     Compact,
     /// Slabs of a pool get checksums, or are compared with them.
     Scrub,
+    /// Slabs of a pool move between members.
+    Migrate,
     /// Closing.
     Close,
     /// A command: create or convert.

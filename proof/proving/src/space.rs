@@ -9,7 +9,8 @@
 //! ```
 //!
 //! A judged pool is scrubbed too: every sealed slab must have its checksums in all copies, and
-//! records of them. A member rots when everything is sealed; then every read must be right, and mends.
+//! records of them. A member rots when everything is sealed; then every read must be right, and
+//! mends.
 //!
 //! A member that vanishes fails every operation from then on; its file stays as it was, and is
 //! there again when a state is judged: a copy that is old must never be shown.
@@ -23,7 +24,7 @@ use crate::{
     stage::{Case, Depth, Outcome, Stage},
     world::World,
 };
-use diskwright_space::{Class, NewFile, NewMember, Pool, PoolCreateOptions, PoolOptions, SpaceFile, Tier};
+use diskwright_space::{Class, NewFile, NewMember, Pool, PoolCreateOptions, PoolOptions, SpaceError, SpaceFile, Tier};
 use diskwright_store::{
     Blocking, DataFile, EngineKind, FileFacts, FileRange, FileSystem, Files, LockMode, OpenError, OpenOptions,
     RawDevice, Store, Zeroing,
@@ -74,13 +75,15 @@ pub struct SpaceCase {
     pub copies: u8,
     /// What happens to the members.
     pub fate: Fate,
+    /// Whether half of the members are slow, and slabs move between the tiers.
+    pub tiers: bool,
     /// Whether slabs are mapped and unmapped all the time, so that the journal goes round.
     pub churns: bool,
 }
 
 /// All cases.
-pub fn all() -> [SpaceCase; 8] {
-    let case = |name, members, copies, fate| SpaceCase { name, members, copies, fate, churns: false };
+pub fn all() -> [SpaceCase; 9] {
+    let case = |name, members, copies, fate| SpaceCase { name, members, copies, fate, tiers: false, churns: false };
     [
         case("space, one member", 1, 1, Fate::Stay),
         case("space, two copies", 2, 2, Fate::Stay),
@@ -89,6 +92,7 @@ pub fn all() -> [SpaceCase; 8] {
         case("space, a member vanishes and returns", 2, 2, Fate::Return),
         case("space, members join and leave", 3, 2, Fate::Change),
         case("space, a member rots", 2, 2, Fate::Rot),
+        SpaceCase { tiers: true, ..case("space, tiers", 4, 2, Fate::Stay) },
         SpaceCase { churns: true, ..case("space, churning", 1, 1, Fate::Stay) },
     ]
 }
@@ -332,6 +336,7 @@ impl SpaceCase {
         let choice = match dice.below(20) {
             // Discards, which unmap slabs, and writes, which map them: a commit each.
             choice if self.churns && choice > 2 => 9 + choice % 2 * 3,
+            17 | 18 if self.tiers => 19,
             choice => choice,
         };
         let slab = SLAB_BYTES / 512;
@@ -378,6 +383,7 @@ impl SpaceCase {
                 world.phase(Some(Phase::Scrub));
                 return session.pool.scrub(&mut |_| true).map(|_| ()).map_err(|error| error.to_string());
             }
+            _ if self.tiers => return self.move_slabs(world, session, dice),
             _ => return self.use_names(session, dice),
         };
         result.map_err(failed)?;
@@ -407,8 +413,8 @@ impl SpaceCase {
         Ok(())
     }
 
-    /// Seals everything, and changes bytes of a member behind the pool's back. What is read is right
-    /// nevertheless.
+    /// Seals everything, and changes bytes of a member behind the pool's back. What is read is
+    /// right nevertheless.
     fn rot(&self, world: &World, session: &Session, ledger: &mut Ledger, dice: &mut Dice) -> Outcome {
         let scrub = || session.pool.scrub(&mut |_| true).map_err(|error| error.to_string());
         world.phase(Some(Phase::Scrub));
@@ -444,6 +450,28 @@ impl SpaceCase {
             (true, Some(warning)) if self.fate != Fate::Rot => Err(warning),
             (true, _) => Ok(()),
         }
+    }
+
+    /// Moves slabs to where a random pin and random heat say.
+    fn move_slabs(&self, world: &World, session: &Session, dice: &mut Dice) -> Outcome {
+        let tier = *dice.pick(&[Tier::Any, Tier::Fast, Tier::Slow]);
+        session.pool.pin_file("disk", tier).map_err(|error| error.to_string())?;
+        world.phase(Some(Phase::Migrate));
+        let mut left = dice.below(20);
+        let goes_on = &mut |_| {
+            left = left.saturating_sub(1);
+            left > 0
+        };
+        match session.pool.optimize(false, goes_on) {
+            Ok(_) | Err(SpaceError::Stopped { .. }) => Ok(()),
+            // The members of one class have failed.
+            Err(SpaceError::Usage { .. }) => Ok(()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn class_of(&self, number: usize) -> Class {
+        if self.tiers && number % 2 == 1 { Class::Hdd } else { Class::Ssd }
     }
 
     fn change_members(&self, world: &World, session: &Session, files: &Files) -> Outcome {
@@ -498,8 +526,11 @@ impl Case for SpaceCase {
     fn prepare(&self, world: &World, _seed: u64) -> Outcome {
         let paths = self.paths();
         paths.iter().try_for_each(|path| make_member(world, path))?;
-        let members: Vec<NewMember> =
-            paths.iter().map(|path| NewMember { path: path.clone(), class: Class::Ssd }).collect();
+        let members: Vec<NewMember> = paths
+            .iter()
+            .enumerate()
+            .map(|(number, path)| NewMember { path: path.clone(), class: self.class_of(number) })
+            .collect();
         let options =
             PoolCreateOptions { slab_bytes: SLAB_BYTES, files: world.files(), ..PoolCreateOptions::default() };
         Pool::create("vault", &members, &options).map_err(|error| error.to_string())?;

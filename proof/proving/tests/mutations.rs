@@ -409,6 +409,7 @@ fn a_pool_of_members_keeps_its_orders() {
         ("a new slab is zeros before the map names it", "space, one member", Mutation::Unordered(Phase::Command, 1)),
         ("the journal before the payload", "space, one member", Mutation::NotDurable(Phase::Command)),
         ("new slabs are zeroed", "space, churning", Mutation::NoZeroing),
+        ("a moved copy before the map names it", "space, tiers", Mutation::Unordered(Phase::Migrate, 1)),
         ("checksums before the seal", "space, one member", Mutation::NotDurable(Phase::Scrub)),
         ("checksums of every copy before the seal", "space, two copies", Mutation::FirstFileOnly(Phase::Scrub)),
     ] {

@@ -7,7 +7,7 @@
 
 use super::{Pool, State, apply::Taking, lock};
 use crate::{
-    log::{OpenArea, pack},
+    log::{OpenArea, Ticket, pack},
     slab_table::Slab,
 };
 use diskwright_format::space::{
@@ -16,17 +16,6 @@ use diskwright_format::space::{
     journal::{CHANGES_BYTES_MAX, Checkpoint},
 };
 use std::{collections::BTreeSet, io, sync::PoisonError, sync::atomic::Ordering};
-
-/// Number of a change, for [`Pool::wait`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Ticket(u64);
-
-impl Ticket {
-    /// The number; never 0.
-    pub(crate) fn number(self) -> u64 {
-        self.0
-    }
-}
 
 /// Slabs in a change of a checkpoint. Each change then fits into a block, as in the journal.
 const RUN_SLABS: u32 = 256;
@@ -47,7 +36,7 @@ impl Pool {
         let end = log.pending.len();
         log.ends.push(end);
         log.appended += 1;
-        Ticket(log.appended)
+        Ticket::new(log.appended)
     }
 
     /// Returns when a change is durable and in the map.
@@ -55,7 +44,7 @@ impl Pool {
         loop {
             let mut log = lock(&self.log);
             loop {
-                if log.durable >= ticket.0 {
+                if log.durable >= ticket.number() {
                     return Ok(());
                 }
                 if let Some(failed) = &log.failed {
@@ -85,7 +74,7 @@ impl Pool {
 
     /// Commits everything that was appended before.
     pub(crate) fn commit_all(&self) -> io::Result<()> {
-        let ticket = Ticket(lock(&self.log).appended);
+        let ticket = Ticket::new(lock(&self.log).appended);
         self.wait(ticket)
     }
 

@@ -91,6 +91,11 @@ impl Pool {
             let slabs = room * percent / 100;
             Some((slabs << self.slab_shift, shares(slabs)?))
         });
+        let mut curve: Vec<(u64, f64)> = curve.collect();
+        // From there on more fast space serves no more.
+        let best = curve.last().map_or(0.0, |(_, share)| *share);
+        let end = curve.iter().position(|(_, share)| *share >= best).map_or(0, |place| place + 1);
+        curve.truncate(end);
         let served = [0, 1].map(|class| self.served[class].load(Ordering::Relaxed));
         let mut heats: Vec<u32> = slabs.iter().map(|slab| slab.heat).collect();
         heats.sort_unstable_by_key(|heat| std::cmp::Reverse(*heat));
@@ -116,7 +121,7 @@ impl Pool {
             share_after: crate::plan::share_after(&slabs, &plan(&slabs, room)),
             measured: (served[0] + served[1] > 0).then(|| served[0] as f64 / (served[0] + served[1]) as f64),
             working_set_bytes: set << self.slab_shift,
-            curve: curve.collect(),
+            curve,
         })
     }
 
@@ -237,11 +242,6 @@ impl Pool {
     pub(crate) fn count_served(&self, class: Class) {
         self.served[usize::from(class == Class::Hdd)].fetch_add(1, Ordering::Relaxed);
     }
-}
-
-/// Whether a name is one of the pool's own.
-pub(crate) fn is_own(name: &str) -> bool {
-    name.starts_with('/')
 }
 
 fn why(slab: &SlabHeat, limit: u32) -> String {

@@ -13,9 +13,8 @@
 use super::{FileState, Pool, State, lock};
 use crate::{busy::Busy, member::Member, slab_table::Slab, slow::DIRTY_GROUP};
 use diskwright_format::space::{
-    Copy,
+    Copy, SUM_BYTES,
     change::{Change, SlabState},
-    sums::SUM_BYTES,
 };
 use diskwright_store::IoBuf;
 use std::{
@@ -190,9 +189,9 @@ impl Pool {
         }
     }
 
-    /// Forgets the changes that make slabs dirty and are in the map. The others stay, because a slab
-    /// becomes clean in memory at once, but dirty only with its commit: it would be clean in the
-    /// journal, and then dirty in memory.
+    /// Forgets the changes that make slabs dirty and are in the map. The others stay, because a
+    /// slab becomes clean in memory at once, but dirty only with its commit: it would be clean in
+    /// the journal, and then dirty in memory.
     pub(super) fn forget_dirtied(&self, state: &mut State) {
         let durable = lock(&self.log).durable;
         state.dirtying.retain(|(.., ticket)| ticket.number() > durable);

@@ -17,7 +17,7 @@ use crate::{
     member::Member,
     sums::wrong_blocks,
 };
-use diskwright_format::space::{Copy, change::SlabState, sums::SUM_BYTES};
+use diskwright_format::space::{Copy, SUM_BYTES, change::SlabState};
 use diskwright_store::IoBuf;
 use std::{
     collections::BTreeSet,
@@ -139,8 +139,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Whether all live copies of a sealed slab have its checksums, and records of them. A slab that
-    /// is written meanwhile counts as intact.
+    /// Whether all live copies of a sealed slab have its checksums, and records of them. A slab
+    /// that is written meanwhile counts as intact.
     fn is_intact(&self, file: &FileState, index: u32) -> io::Result<bool> {
         let entry = file.table.entry(index);
         let Some(slab) = entry.hold_for_read() else { return Ok(true) };
@@ -233,8 +233,8 @@ impl Pool {
         Ok(mended)
     }
 
-    /// Reads a piece of a copy, and says which of its blocks are wrong. If the piece cannot be read,
-    /// its blocks are read one by one.
+    /// Reads a piece of a copy, and says which of its blocks are wrong. If the piece cannot be
+    /// read, its blocks are read one by one.
     fn read_blocks(&self, member: &Member, copy: Copy, at: u64, sums: &[u32], buf: &mut [u8]) -> BTreeSet<u64> {
         let offset_bytes = copy.offset_bytes(self.slab_shift) + at;
         if member.store.read_at(buf, offset_bytes).is_ok() {

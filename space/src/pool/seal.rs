@@ -18,7 +18,8 @@ use crate::{busy::Busy, slab_table::Slab, sums::SlabSums};
 use diskwright_format::space::{
     Copy,
     change::{Change, SlabState},
-    sums::{sums_of, sums_of_slab},
+    sums::sums_of,
+    sums_of_slab,
 };
 use diskwright_store::is_full;
 use std::{
@@ -37,15 +38,6 @@ const ROUND: Duration = Duration::from_millis(200);
 
 /// Slabs that are sealed with one sync of each member.
 const BATCH: usize = 64;
-
-/// Where the next round goes on.
-#[derive(Debug, Default)]
-pub(crate) struct Cursor {
-    file: u32,
-    index: u64,
-    /// A clean slab was passed since the first file.
-    has_clean: bool,
-}
 
 /// A slab whose checksums were computed.
 pub(crate) struct Candidate {

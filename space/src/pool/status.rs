@@ -1,6 +1,6 @@
 //! What a pool looks like: members, space, disks, and what is not as it should be.
 
-use super::{Pool, lock, open::open_member, report::is_own, thin::Room};
+use super::{Pool, is_own, lock, open::open_member, thin::Room};
 use crate::{
     error::{Result, SpaceError},
     member::Member,

@@ -4,6 +4,7 @@
 
 mod report;
 mod scrub;
+mod shared;
 mod tiers;
 
 pub use report::Report;
@@ -18,18 +19,13 @@ use crate::{
     printable::printable,
     sizes,
 };
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use diskwright_space::{
-    Class, Known, Moved, NewFile, NewMember, Pool, PoolCreateOptions, PoolOptions, SpaceError, Spaces, Tier, class_of,
-    split,
+    Class, Known, NewFile, NewMember, Pool, PoolCreateOptions, PoolOptions, SpaceError, Spaces, class_of,
 };
 use diskwright_store::{Files, OpenError};
-use std::{
-    fs, io,
-    io::Write,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use shared::{TierArg, bytes, disk_of, shown};
+use std::{fs, io, io::Write, path::PathBuf};
 
 /// Arguments of `space`.
 #[derive(Debug, Args)]
@@ -260,26 +256,6 @@ struct ImportArgs {
     force_degraded: bool,
 }
 
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum TierArg {
-    /// The fast members as long as there is room.
-    Any,
-    /// The fast members.
-    Fast,
-    /// The slow members.
-    Slow,
-}
-
-impl From<TierArg> for Tier {
-    fn from(tier: TierArg) -> Self {
-        match tier {
-            TierArg::Any => Self::Any,
-            TierArg::Fast => Self::Fast,
-            TierArg::Slow => Self::Slow,
-        }
-    }
-}
-
 #[derive(Debug, Args)]
 struct DiskArgs {
     /// The disk: space://POOL/NAME.
@@ -399,17 +375,6 @@ fn status(context: &mut Context, pool: Option<&str>) -> Outcome {
     Report { pools }.print(context)
 }
 
-/// Prints what was done and the pool as it is then.
-fn shown(context: &mut Context, pool: &Pool, done: &str) -> Outcome {
-    let report = Report { pools: vec![report::PoolReport::new(&pool.status(), None)] };
-    if context.global.json || context.global.quiet {
-        return report.print(context);
-    }
-    pool.warnings().iter().for_each(|warning| context.warn(&exit::for_users(warning)));
-    writeln!(context.text(), "{}: {done}", printable(pool.name()))?;
-    Ok(exit::OK)
-}
-
 /// Records the members of a pool as they are now.
 fn remember(pool: &Pool) -> Outcome<()> {
     let paths = pool.status().members.into_iter().filter_map(|member| member.path);
@@ -427,10 +392,6 @@ fn remove(context: &Context, pool: &Pool, member: &str) -> Outcome<()> {
     let mut display = context.progress("moving");
     pool.remove_member(member, &mut |moved| display.update(bytes(moved.done, moved), bytes(moved.total, moved)))?;
     remember(pool)
-}
-
-fn bytes(slabs: u64, moved: Moved) -> u64 {
-    slabs.saturating_mul(moved.slab_bytes)
 }
 
 fn replace(context: &mut Context, args: &ReplaceArgs) -> Outcome {
@@ -466,15 +427,6 @@ fn import(context: &mut Context, args: &ImportArgs) -> Outcome {
     }
     registry.remember(&seen.name, &Known { id: seen.id, members }, true)?;
     status(context, Some(&seen.name))
-}
-
-/// The pool and the name of a disk.
-fn disk_of(name: &Path, writable: bool) -> Outcome<(Arc<Pool>, String)> {
-    let (pool, disk) = split(name)?;
-    let Some(disk) = disk else {
-        return Err(Failure::usage(format!("{}: it names a pool; a disk is space://POOL/NAME", name.display())));
-    };
-    Ok((Spaces::of_user().pool(&pool, writable)?, disk))
 }
 
 fn create_disk(context: &mut Context, args: &DiskArgs) -> Outcome {

@@ -1,6 +1,6 @@
 //! `diskwright space scrub`: what was checked, mended and lost.
 
-use super::{Spaces, bytes};
+use super::shared::bytes;
 use crate::{
     context::Context,
     exit::{self, Outcome},
@@ -8,6 +8,7 @@ use crate::{
     printable::printable,
     sizes::Human,
 };
+use diskwright_space::Spaces;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::io::Write;

@@ -1,6 +1,6 @@
 //! `diskwright space pin`, `optimize` and `report`: which data lie on the fast members, and why.
 
-use super::{Spaces, TierArg, bytes, disk_of, shown};
+use super::shared::{TierArg, bytes, disk_of, shown};
 use crate::{
     context::Context,
     exit::{self, Outcome},
@@ -10,7 +10,7 @@ use crate::{
     table::{Align, Columns},
 };
 use clap::Args;
-use diskwright_space::{Piece, TierReport};
+use diskwright_space::{Piece, Spaces, TierReport};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::{

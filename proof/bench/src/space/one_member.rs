@@ -1,8 +1,8 @@
 //! A pool of one member against the raw file: what the map, the holds and the checksums cost.
 //!
 //! The raw file is the member itself, in the range where the slabs of the disk lie: the same blocks
-//! of the same file. For the sixteen workloads all slabs are dirty: the raw file must not be written
-//! behind the back of a sealed slab.
+//! of the same file. For the sixteen workloads all slabs are dirty: the raw file must not be
+//! written behind the back of a sealed slab.
 //!
 //! A sealed slab is compared with its checksums when it is read. To touch each byte once takes more
 //! than the tenth of the raw file's time that the promise allows: its reads touch none. So the peer
