@@ -104,7 +104,11 @@ impl Pool {
     /// Returns the changes for the journal.
     pub(super) fn settle_members(&self, missing: u64, back: u64) -> Vec<Change<'static>> {
         let mut state = lock(&self.state);
-        self.failing.fetch_or(missing, Ordering::AcqRel);
+        // One that is back may have failed again, when the journal was written.
+        let (back, missing) = {
+            let failed = self.failing.fetch_or(missing, Ordering::AcqRel);
+            (back & !failed, missing | failed)
+        };
         self.lost.fetch_or(missing, Ordering::AcqRel);
         let mut changes = Vec::new();
         for member in 0..64 {
