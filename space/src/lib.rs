@@ -53,6 +53,8 @@ pub use registry::{Known, Registry};
 #[cfg(test)]
 mod seal_tests;
 #[cfg(test)]
+mod stress_tests;
+#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod tier_tests;

@@ -244,7 +244,8 @@ impl Entry {
     }
 
     pub(crate) fn set_stale(&self, mask: u8) {
-        self.update(|word| Some(word & !STALE | u64::from(mask & 7) << STALE_SHIFT));
+        // A copy that is valid from now on may lack the record that is being written.
+        self.update(|word| Some(word & !(STALE | SEALING) | u64::from(mask & 7) << STALE_SHIFT));
     }
 
     pub(crate) fn set_unequal(&self, unequal: bool) {

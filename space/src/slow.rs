@@ -127,9 +127,30 @@ impl SpaceFile {
 
     /// Reads from a copy of a sealed slab that has its checksums. The caller holds the slab.
     fn read_sealed(&self, index: u32, slab: Slab, within_bytes: u64, piece: &mut [u8]) -> io::Result<Found> {
-        let Some(sums) = self.pool.sums_of(&self.file, index)? else {
-            return self.read_copies(slab, within_bytes, piece).map(|()| Found::NoSums);
-        };
+        let mut sums = self.pool.sums_of(&self.file, index)?;
+        loop {
+            let Some(known) = sums else {
+                return self.read_copies(slab, within_bytes, piece).map(|()| Found::NoSums);
+            };
+            let found = self.read_with_sums((index, slab), &known, within_bytes, piece)?;
+            if found != Found::Lost {
+                return Ok(found);
+            }
+            // Nothing counts as lost by what is in memory alone.
+            sums = self.pool.sums_on_members(&self.file, index)?;
+            if sums.as_ref() == Some(&known) {
+                return Ok(found);
+            }
+        }
+    }
+
+    fn read_with_sums(
+        &self,
+        (index, slab): (u32, Slab),
+        sums: &[u32],
+        within_bytes: u64,
+        piece: &mut [u8],
+    ) -> io::Result<Found> {
         let blocks = whole_blocks(within_bytes..within_bytes + piece.len() as u64);
         let lead = (within_bytes - blocks.start) as usize;
         let mut around = if is_whole(within_bytes, piece.len() as u64) {
@@ -147,7 +168,7 @@ impl SpaceFile {
                 failure = Some(error);
                 continue;
             }
-            if have_sums(&sums, blocks.start, buf) {
+            if have_sums(sums, blocks.start, buf) {
                 if !around.is_empty() {
                     piece.copy_from_slice(&around[lead..lead + piece.len()]);
                 }

@@ -59,7 +59,7 @@ impl Pool {
             let (pending, ends) = (std::mem::take(&mut log.pending), std::mem::take(&mut log.ends));
             let upto = log.appended;
             drop(log);
-            let result = self.commit(&pending, &ends);
+            let result = self.commit_in_parts(&pending, &ends);
             if let Err(error) = &result {
                 self.fail_journal(error.to_string());
             }
@@ -76,6 +76,23 @@ impl Pool {
     pub(crate) fn commit_all(&self) -> io::Result<()> {
         let ticket = Ticket::new(lock(&self.log).appended);
         self.wait(ticket)
+    }
+
+    /// Commits changes, in several steps if the journal cannot take all at once.
+    fn commit_in_parts(&self, pending: &[u8], ends: &[usize]) -> io::Result<()> {
+        let blocks = self.areas().iter().map(|(_, area)| area.blocks()).min().unwrap_or(0);
+        // Half of the journal; a block may be half empty.
+        let most_bytes = (blocks as usize / 4).max(1) * CHANGES_BYTES_MAX;
+        let (mut start, mut from) = (0, 0);
+        for (place, &end) in ends.iter().enumerate() {
+            let is_last = place + 1 == ends.len();
+            if is_last || ends[place + 1] - start > most_bytes {
+                let part: Vec<usize> = ends[from..=place].iter().map(|end| end - start).collect();
+                self.commit(&pending[start..end], &part)?;
+                (start, from) = (end, place + 1);
+            }
+        }
+        if ends.is_empty() { self.commit(pending, ends) } else { Ok(()) }
     }
 
     /// Writes changes to every journal, and applies them.

@@ -22,6 +22,11 @@ impl Pool {
             file.table.entry(index).set_cached(true);
             return Ok(Some(sums));
         }
+        self.sums_on_members(file, index)
+    }
+
+    /// The same from the records alone, which then replace what is in the cache.
+    pub(crate) fn sums_on_members(&self, file: &FileState, index: u32) -> io::Result<Option<SlabSums>> {
         let entry = file.table.entry(index);
         let (mut failure, mut damaged) = (None, false);
         for copy in entry.load().good_copies() {

@@ -30,6 +30,8 @@ const HEAT: &str = "/heat";
 const MAGIC: &[u8; 8] = b"DWHEAT1\0";
 const HEAD_BYTES: usize = 16;
 const ROW_BYTES: usize = 12;
+/// Enough for 80 million slabs.
+const HEAT_BYTES_MAX: u64 = 1 << 30;
 /// Heat is saved if this many requests were counted since.
 const WORTH_SAVING: u64 = 1000;
 
@@ -182,7 +184,11 @@ impl Pool {
             return Ok(());
         }
         let store = SpaceFile::open(self, HEAT, false, LockMode::None).map_err(io::Error::other)?;
-        let mut bytes = vec![0; usize::try_from(store.len_bytes()?).unwrap_or(0)];
+        let len_bytes = store.len_bytes()?;
+        if len_bytes > store.allocated_bytes()?.min(HEAT_BYTES_MAX) {
+            return Err(io::Error::other(format!("a file of {len_bytes} bytes")));
+        }
+        let mut bytes = vec![0; len_bytes as usize];
         store.read_at(&mut bytes, 0)?;
         let (Some(head), Some(rows)) = (bytes.get(..HEAD_BYTES), bytes.get(HEAD_BYTES..)) else { return Ok(()) };
         let number = |bytes: &[u8], at: usize| {

@@ -10,7 +10,13 @@
 //! A read that finds a wrong block mends the slab in the same way. A block that is wrong in all
 //! copies stays as it is: it cannot be read, and its file and place are reported.
 
-use super::{FileState, Pool, drain::Moved, lock, resync::PIECE_BYTES, seal::Begun};
+use super::{
+    FileState, Pool,
+    drain::Moved,
+    lock,
+    resync::PIECE_BYTES,
+    seal::{BATCH, Begun, Candidate},
+};
 use crate::{
     busy::Busy,
     error::{Result, SpaceError},
@@ -60,6 +66,15 @@ pub(crate) struct Mended {
     lost: BTreeSet<u64>,
 }
 
+/// What a comparison of a sealed slab has found.
+enum Compared {
+    Intact,
+    /// A copy or a record is wrong, or cannot be read.
+    Wrong,
+    /// All records are damaged.
+    NoSums,
+}
+
 impl Pool {
     /// Compares all sealed slabs with their checksums, mends what is wrong, and seals the others.
     ///
@@ -71,6 +86,9 @@ impl Pool {
         self.require_writable()?;
         let failed = |error| SpaceError::io("scrub it", Path::new(&self.name), error);
         self.make_idle_clean().map_err(failed)?;
+        // Until the end, so that no slab is sealed by another thread meanwhile.
+        let _sealing = lock(&self.sealing);
+        let mut batch = Vec::new();
         let mut files = self.all_files();
         files.sort_unstable_by_key(|file| file.number);
         let total = files.iter().map(|file| u64::from(file.mapped.load(Ordering::Relaxed))).sum();
@@ -79,91 +97,123 @@ impl Pool {
         for file in files {
             for (index, _) in file.table.mapped(0..1 << 32) {
                 if !progress(Moved { done, total, slab_bytes: self.slab_bytes() }) {
-                    self.commit_all().map_err(failed)?;
+                    self.end_batch(&mut batch, &mut found).map_err(failed)?;
                     return Err(SpaceError::Stopped { pool: self.name.clone(), done, total });
                 }
-                self.scrub_slab(&file, index, &mut found).map_err(failed)?;
+                self.scrub_slab(&file, index, &mut batch, &mut found).map_err(failed)?;
                 done += 1;
             }
         }
-        self.commit_all().map_err(failed)?;
+        self.end_batch(&mut batch, &mut found).map_err(failed)?;
         progress(Moved { done: total.max(done), total: total.max(done), slab_bytes: self.slab_bytes() });
         Ok(found)
     }
 
-    fn scrub_slab(&self, file: &Arc<FileState>, index: u32, found: &mut Scrubbed) -> io::Result<()> {
-        let entry = file.table.entry(index);
-        if entry.load().state() == Some(SlabState::Clean) {
-            let cursor = lock(&self.sealing);
-            let mut begun = self.begin_seal(file, index)?;
-            if matches!(begun, Begun::MadeEqual) {
-                found.mended_bytes += self.slab_bytes();
-                begun = self.begin_seal(file, index)?;
-            }
-            if let Begun::Candidate(candidate) = begun {
-                found.sealed_bytes += self.finish_seals(vec![candidate])? << self.slab_shift;
-            }
-            drop(cursor);
-        }
-        if !entry.load().is_sealed() {
-            if entry.load().state().is_some() {
+    fn scrub_slab(
+        &self,
+        file: &Arc<FileState>,
+        index: u32,
+        batch: &mut Vec<Candidate>,
+        found: &mut Scrubbed,
+    ) -> io::Result<()> {
+        match file.table.entry(index).load().state() {
+            None => return Ok(()),
+            Some(SlabState::Dirty) => {
                 found.unsealed_bytes += self.slab_bytes();
+                return Ok(());
             }
-            return Ok(());
+            Some(SlabState::Clean) => return self.scrub_clean(file, index, batch, found),
+            Some(SlabState::Sealed) => {}
         }
-        if self.sums_of(file, index).is_ok_and(|sums| sums.is_none()) {
-            self.unseal(file, index)?;
-            return self.scrub_slab(file, index, found);
+        match self.compare(file, index)? {
+            Compared::Intact => {}
+            Compared::NoSums => {
+                self.unseal(file, index)?;
+                return self.scrub_clean(file, index, batch, found);
+            }
+            Compared::Wrong => {
+                let mended = self.mend(file, index)?;
+                found.mended_bytes += mended.bytes;
+                self.note_lost(file, index, mended.lost, found);
+            }
         }
         found.checked_bytes += self.slab_bytes();
-        if self.is_intact(file, index)? {
-            return Ok(());
-        }
-        let mended = self.mend(file, index)?;
-        found.mended_bytes += mended.bytes;
-        for at in mended.lost {
-            let offset_bytes = (u64::from(index) << self.slab_shift) + at;
-            match found.damage.last_mut() {
-                Some(last)
-                    if last.offset_bytes + last.len_bytes == offset_bytes
-                        && Some(&*last.disk) == self.name_of(file).as_deref() =>
-                {
-                    last.len_bytes += SUM_BYTES;
-                }
-                _ => {
-                    let disk = self.name_of(file).unwrap_or_default();
-                    found.damage.push(Damage { disk, offset_bytes, len_bytes: SUM_BYTES });
-                }
-            }
-        }
         Ok(())
     }
 
-    /// Whether all live copies of a sealed slab have its checksums, and records of them. A slab
-    /// that is written meanwhile counts as intact.
-    fn is_intact(&self, file: &FileState, index: u32) -> io::Result<bool> {
+    /// Computes the checksums of a clean slab; [`Pool::end_batch`] seals it.
+    fn scrub_clean(
+        &self,
+        file: &Arc<FileState>,
+        index: u32,
+        batch: &mut Vec<Candidate>,
+        found: &mut Scrubbed,
+    ) -> io::Result<()> {
+        let mut begun = self.begin_seal(file, index)?;
+        if matches!(begun, Begun::MadeEqual) {
+            found.mended_bytes += self.slab_bytes();
+            begun = self.begin_seal(file, index)?;
+        }
+        match begun {
+            Begun::Candidate(candidate) => batch.push(candidate),
+            Begun::NotNow | Begun::MadeEqual => found.unsealed_bytes += self.slab_bytes(),
+        }
+        if batch.len() < BATCH { Ok(()) } else { self.end_batch(batch, found) }
+    }
+
+    /// Seals the slabs of a batch, durably.
+    fn end_batch(&self, batch: &mut Vec<Candidate>, found: &mut Scrubbed) -> io::Result<()> {
+        let slabs: Vec<(Arc<FileState>, u32)> = batch.iter().map(Candidate::slab).collect();
+        self.finish_seals(std::mem::take(batch))?;
+        for (file, index) in slabs {
+            if file.table.entry(index).load().is_sealed() {
+                found.sealed_bytes += self.slab_bytes();
+                found.checked_bytes += self.slab_bytes();
+            } else {
+                found.unsealed_bytes += self.slab_bytes();
+            }
+        }
+        self.commit_all()
+    }
+
+    fn note_lost(&self, file: &FileState, index: u32, lost: BTreeSet<u64>, found: &mut Scrubbed) {
+        let disk = self.name_of(file).unwrap_or_default();
+        for at in lost {
+            let offset_bytes = (u64::from(index) << self.slab_shift) + at;
+            match found.damage.last_mut() {
+                Some(last) if last.disk == disk && last.offset_bytes + last.len_bytes == offset_bytes => {
+                    last.len_bytes += SUM_BYTES;
+                }
+                _ => found.damage.push(Damage { disk: disk.clone(), offset_bytes, len_bytes: SUM_BYTES }),
+            }
+        }
+    }
+
+    /// Compares all live copies of a sealed slab with its checksums, and its records with each
+    /// other. A slab that is written meanwhile counts as intact.
+    fn compare(&self, file: &FileState, index: u32) -> io::Result<Compared> {
         let entry = file.table.entry(index);
-        let Some(slab) = entry.hold_for_read() else { return Ok(true) };
-        let intact = (|| {
-            let Some(sums) = self.sums_of(file, index)? else { return Ok(false) };
+        let Some(slab) = entry.hold_for_read() else { return Ok(Compared::Intact) };
+        let compared = (|| {
+            let Some(sums) = self.sums_on_members(file, index)? else { return Ok(Compared::NoSums) };
             let [mut buf, _] = self.buffers();
             for copy in slab.good_copies() {
                 let Some(member) = self.live_member(copy.member) else { continue };
                 for at in (0..self.slab_bytes()).step_by(buf.len()) {
                     let read = member.store.read_at(&mut buf, copy.offset_bytes(self.slab_shift) + at);
                     if read.is_err() || wrong_blocks(&sums, at, &buf).next().is_some() {
-                        return Ok(false);
+                        return Ok(Compared::Wrong);
                     }
                 }
                 if !self.read_record(copy, file.number, index).is_ok_and(|found| found.as_ref() == Some(&sums)) {
-                    return Ok(false);
+                    return Ok(Compared::Wrong);
                 }
             }
-            Ok(true)
+            Ok(Compared::Intact)
         })();
         let still_sealed = entry.load().is_sealed();
         entry.release(1);
-        intact.map(|intact: bool| intact || !still_sealed)
+        if still_sealed { compared } else { Ok(Compared::Intact) }
     }
 
     /// Mends the live copies of a sealed slab, durably.

@@ -37,7 +37,7 @@ const QUIET_ROUNDS: u8 = 15;
 const ROUND: Duration = Duration::from_millis(200);
 
 /// Slabs that are sealed with one sync of each member.
-const BATCH: usize = 64;
+pub(super) const BATCH: usize = 64;
 
 /// A slab whose checksums were computed.
 pub(crate) struct Candidate {
@@ -45,6 +45,13 @@ pub(crate) struct Candidate {
     index: u32,
     slab: Slab,
     sums: SlabSums,
+}
+
+impl Candidate {
+    /// The slab.
+    pub(super) fn slab(&self) -> (Arc<FileState>, u32) {
+        (Arc::clone(&self.file), self.index)
+    }
 }
 
 /// What became of a slab that was to be sealed.
