@@ -331,7 +331,7 @@ impl Store for SpaceFile {
     }
 
     fn bypasses_page_cache(&self) -> bool {
-        let mut members = self.pool.live_members();
+        let mut members = self.pool.holders();
         members.next().is_some_and(|first| first.store.bypasses_page_cache())
             && members.all(|member| member.store.bypasses_page_cache())
     }
@@ -364,7 +364,7 @@ impl Store for SpaceFile {
     }
 
     fn sector_bytes(&self) -> SectorSizes {
-        let sizes = self.pool.live_members().map(|member| member.store.sector_bytes());
+        let sizes = self.pool.holders().map(|member| member.store.sector_bytes());
         sizes.fold(SectorSizes { logical_bytes: 512, physical_bytes: 4096 }, |all, one| SectorSizes {
             logical_bytes: all.logical_bytes.max(one.logical_bytes),
             physical_bytes: all.physical_bytes.max(one.physical_bytes),

@@ -33,7 +33,7 @@ mod slow;
 mod sums;
 
 pub use class::class_of;
-pub use diskwright_format::space::{change::Tier, superblock::Class};
+pub use diskwright_format::space::{WITNESS_BYTES, change::Tier, superblock::Class};
 pub use error::{Result, SpaceError};
 pub use file::{SpaceFile, uri};
 pub use names::{PATIENCE, SCHEME, Spaces, split};

@@ -9,7 +9,7 @@
 
 use crate::error::{Result, SpaceError};
 use diskwright_format::space::{
-    BLOCK_BYTES, last_superblock_at,
+    BLOCK_BYTES, WITNESS_BYTES, last_superblock_at,
     superblock::{Class, Superblock},
 };
 use diskwright_store::Store;
@@ -54,6 +54,11 @@ impl Member {
             failed_sync: OnceLock::new(),
             in_flight: AtomicU32::new(0),
         }
+    }
+
+    /// Whether it has no slabs: only its superblock counts.
+    pub(crate) fn is_witness(&self) -> bool {
+        self.size_bytes == WITNESS_BYTES
     }
 
     /// A write has ended, whatever became of it.

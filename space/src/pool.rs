@@ -271,6 +271,11 @@ impl Pool {
         self.member(number).filter(|_| self.failing.load(Ordering::Acquire) >> number & 1 == 0)
     }
 
+    /// The live members that can hold data.
+    pub(crate) fn holders(&self) -> impl Iterator<Item = &Arc<Member>> {
+        self.live_members().filter(|member| !member.is_witness())
+    }
+
     pub(crate) fn live_members(&self) -> impl Iterator<Item = &Arc<Member>> {
         self.members.iter().filter_map(OnceLock::get).filter(|member| self.live_member(member.number).is_some())
     }
@@ -358,7 +363,7 @@ impl Pool {
         self.require_writable()?;
         let mut state = lock(&self.state);
         // Lost ones count: the copies are added when there are enough members again.
-        let members = state.superblock.members.iter().flatten().count();
+        let members = state.superblock.members.iter().flatten().filter(|member| !member.is_witness()).count();
         if usize::from(new.copies) > members || !(1..=3).contains(&new.copies) {
             let what = format!(
                 "space://{}/{name}: {} copies need as many members, and the pool has {members}",

@@ -344,7 +344,7 @@ impl SpaceFile {
         let is_active = |member: &&Arc<Member>| {
             state.superblock.member(member.number).is_some_and(|row| row.state == MemberState::Active)
         };
-        let active = self.pool.live_members().filter(is_active).count();
+        let active = self.pool.holders().filter(is_active).count();
         for _ in 0..count {
             let mut order: Vec<(bool, u32, u8)> = Vec::new();
             for member in self.pool.live_members() {

@@ -31,7 +31,7 @@ fn contents(block: u64, version: u64) -> [u8; BLOCK as usize] {
 
 /// Writes and reads the blocks of one thread, which has neighbours of other threads in each slab,
 /// until told to stop. Returns the version of each of its blocks.
-fn work(pool: &Arc<Pool>, number: u64, stop: &AtomicBool) -> Vec<(u64, u64)> {
+fn work(pool: &Arc<Pool>, number: u64, stop: &AtomicBool, pause: &AtomicBool) -> Vec<(u64, u64)> {
     let mut queue = disk(&file(pool));
     let mut blocks: Vec<(u64, u64)> =
         (0..DISK_BYTES / BLOCK).filter(|at| at % THREADS == number).map(|at| (at, 0)).collect();
@@ -63,9 +63,8 @@ fn work(pool: &Arc<Pool>, number: u64, stop: &AtomicBool) -> Vec<(u64, u64)> {
                 assert!(found == contents(*block, *now), "block {block}, version {now}");
             }
         }
-        if seed >> 50 & 255 == 0 {
-            // Slabs become clean, and are sealed, only while nobody writes.
-            thread::sleep(Duration::from_millis(2));
+        while pause.load(Ordering::Relaxed) && !stop.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_micros(200));
         }
     }
     blocks
@@ -81,13 +80,13 @@ fn nothing_is_lost_while_slabs_are_sealed_and_moved_under_load() {
     Pool::create("vault", &members, &options).unwrap();
     let pool = bench.open();
     pool.create_file("disk", NewFile { len_bytes: DISK_BYTES, copies: 2, tier: Tier::Any }).unwrap();
-    let (stop, sealed) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (stop, pause, sealed) = (AtomicBool::new(false), AtomicBool::new(false), AtomicU64::new(0));
     let blocks: Vec<(u64, u64)> = thread::scope(|scope| {
         let workers: Vec<_> = (0..THREADS)
             .map(|number| {
                 scope.spawn({
-                    let (pool, stop) = (&pool, &stop);
-                    move || work(pool, number, stop)
+                    let (pool, stop, pause) = (&pool, &stop, &pause);
+                    move || work(pool, number, stop, pause)
                 })
             })
             .collect();
@@ -99,10 +98,22 @@ fn nothing_is_lost_while_slabs_are_sealed_and_moved_under_load() {
         });
         let started = Instant::now();
         for round in 0_u32.. {
-            if started.elapsed() > Duration::from_secs(3) || workers.iter().any(|worker| worker.is_finished()) {
+            if started.elapsed() > Duration::from_secs(3) && round > 6
+                || workers.iter().any(|worker| worker.is_finished())
+            {
                 break;
             }
-            let found = pool.scrub(&mut |_| true).unwrap();
+            // Slabs become clean, and are sealed, only while nobody writes. The writers go on when
+            // the scrub has come to another slab each time, or when it has ended.
+            pause.store(true, Ordering::Relaxed);
+            thread::sleep(Duration::from_millis(5));
+            let until = 29 - u64::from(round % 30);
+            let found = pool.scrub(&mut |moved| {
+                pause.store(moved.done < until && moved.done < moved.total, Ordering::Relaxed);
+                true
+            });
+            pause.store(false, Ordering::Relaxed);
+            let found = found.unwrap();
             assert_eq!((found.mended_bytes, found.damage.len()), (0, 0), "round {round}: {:?}", pool.warnings());
             sealed.fetch_add(found.sealed_bytes, Ordering::Relaxed);
             pool.pin_file("disk", [Tier::Fast, Tier::Slow, Tier::Any][round as usize % 3]).unwrap();

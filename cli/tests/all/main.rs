@@ -48,6 +48,7 @@ mod lab_run;
 mod lab_saving;
 mod lab_studies;
 mod live_merge;
+mod loops;
 mod map;
 mod mounted_life;
 mod moving;

@@ -1,6 +1,9 @@
 //! `diskwright space`, and disks whose names begin with `space://`.
 
-use crate::common::{Running, Workshop};
+use crate::{
+    common::{Running, Workshop},
+    loops::Loop,
+};
 use serde_json::Value;
 use std::{
     fs,
@@ -238,4 +241,59 @@ fn pinned_and_hot_data_lie_on_the_fast_member_and_the_report_says_why() {
     assert_eq!(one.code, Some(0));
     let error = shop.fails(2, "space optimize other");
     assert!(error.contains("its members are all of one class"), "{error}");
+}
+
+#[test]
+fn members_may_be_devices_of_other_sizes_and_sectors() {
+    let shop = Workshop::new();
+    for (name, mib) in [("a", 100), ("b", 180), ("c.img", 150)] {
+        fs::File::create(shop.path(name)).unwrap().set_len(mib << 20).unwrap();
+    }
+    let Some(large) = Loop::over(&shop.path("a"), 4096) else { return };
+    let Some(small) = Loop::over(&shop.path("b"), 512) else { return };
+    shop.ok(&format!("space create vault --member {} --member {}:hdd --member c.img", large.0, small.0));
+    shop.ok("space disk create space://vault/disk --size 20M");
+    let disk = "io space://vault/disk --format raw";
+    shop.ok(&format!("{disk} -c 'write -P 3 0 8M' -c 'write -P 4 512 512' -c flush"));
+    shop.ok("create space://vault/vm.vhd --size 20M");
+    shop.ok("io space://vault/vm.vhd -c 'write -P 9 1M 3M' -c 'write -P 8 512 512' -c flush");
+    assert!(shop.ok("space scrub vault").starts_with("vault: sound; "));
+    shop.ok(&format!("space remove vault {}", large.0));
+    assert!(shop.ok("space scrub vault").starts_with("vault: sound; "));
+    shop.ok(&format!("{disk} -c 'read -P 4 512 512' -c 'read -P 3 1024 8387584'"));
+    shop.ok("io space://vault/vm.vhd -c 'read -P 8 512 512' -c 'read -P 9 1M 3M'");
+    shop.ok("check space://vault/vm.vhd");
+    assert_eq!(pool(&shop)["members"].as_array().map(Vec::len), Some(2));
+}
+
+#[test]
+fn with_a_witness_one_of_two_members_is_enough() {
+    let shop = Workshop::new();
+    shop.ok("space create vault --member a.img --member b.img --size 64M --witness elsewhere");
+    assert_eq!(
+        (&pool(&shop)["members"][2]["class"], &pool(&shop)["members"][2]["free"]),
+        (&"witness".into(), &0.into())
+    );
+    let error = shop.fails(1, "space add vault --witness elsewhere");
+    assert!(error.contains("cannot create the witness") && error.contains("exists"), "{error}");
+    let error = shop.fails(2, "space disk create space://vault/three --size 1M --copies 3");
+    assert!(error.contains("3 copies need as many members, and the pool has 2"), "{error}");
+    shop.ok("create space://vault/vm.vhdx --size 16M");
+    fs::rename(shop.path("b.img"), shop.path("away")).unwrap();
+    shop.ok("io space://vault/vm.vhdx -c 'write -P 7 0 4M' -c flush");
+    assert_eq!(pool(&shop)["members"][1]["state"], "lost");
+    // The other one comes back alone, without the witness: it must not go on as if nothing had
+    // been.
+    fs::rename(shop.path("away"), shop.path("b.img")).unwrap();
+    fs::rename(shop.path("a.img"), shop.path("away")).unwrap();
+    let error = shop.fails(1, "io space://vault/vm.vhdx -c 'write -P 8 0 4M'");
+    assert!(error.contains("--force-degraded") || error.contains("no copy"), "{error}");
+    fs::rename(shop.path("away"), shop.path("a.img")).unwrap();
+    shop.ok("io space://vault/vm.vhdx -c 'read -P 7 0 4M' -c 'write -P 7 4M 64K'");
+    assert_eq!(pool(&shop)["degraded"], true, "some of its copies are old");
+    let told = shop.ok("space scrub vault");
+    assert!(told.contains("of copies were brought up to date"), "{told}");
+    assert_eq!(pool(&shop)["degraded"], false);
+    shop.ok("space remove vault elsewhere");
+    assert_eq!(pool(&shop)["members"].as_array().map(Vec::len), Some(2));
 }

@@ -1,7 +1,7 @@
 //! VMDK as a user meets it: `info`, `check`, `compare`, `convert`, `create`, `resize`, `snapshot`,
 //! `merge`, `reconnect`, and by name what is not supported.
 
-use crate::common::Workshop;
+use crate::{common::Workshop, loops::Loop};
 use std::{fs, process::Command};
 
 #[test]
@@ -127,34 +127,12 @@ fn a_vmdk_chain_is_merged_reverted_and_reconnected() {
     }
 }
 
-/// A loop device, detached when it is dropped; `None`, with a line that says so, where there are
-/// none.
-struct Loop(String);
-
-impl Loop {
-    fn over(file: &std::path::Path) -> Option<Self> {
-        match Command::new("losetup").args(["-f", "--show"]).arg(file).output() {
-            Ok(ran) if ran.status.success() => Some(Self(String::from_utf8(ran.stdout).unwrap().trim().to_owned())),
-            _ => {
-                println!("skipped: block devices: losetup cannot make a loop device here");
-                None
-            }
-        }
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").args(["-d", &self.0]).status();
-    }
-}
-
 /// Raw device mappings as a user meets them, and what is refused by name.
 #[test]
 fn a_device_is_mapped_shown_written_and_frozen() {
     let shop = Workshop::new();
     fs::write(shop.path("backing.raw"), vec![3; 8 << 20]).unwrap();
-    let Some(device) = Loop::over(&shop.path("backing.raw")) else { return };
+    let Some(device) = Loop::over(&shop.path("backing.raw"), 512) else { return };
     let device = &device.0;
     let told = shop.fails(2, &format!("create lun.vmdk --device {device} --subformat rdm-virtual"));
     assert!(told.contains("--allow-devices"), "{told}");

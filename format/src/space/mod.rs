@@ -48,6 +48,9 @@ pub const SLAB_SHIFTS: std::ops::RangeInclusive<u8> = 18..=26;
 pub const SUM_BYTES: u64 = 4096;
 /// Where the checksums begin in a record.
 const SUMS_AT: usize = 64;
+/// Size of a witness: a member with two superblocks and no slabs, which only counts when more than
+/// half of the members are needed.
+pub const WITNESS_BYTES: u64 = SLABS_OFFSET_BYTES + BLOCK_BYTES as u64;
 /// Longest name of a pool or of a file, in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
 
@@ -159,7 +162,8 @@ mod tests {
         assert_eq!(last_superblock_at(mib + 4095), None);
         assert_eq!(last_superblock_at(mib + 4096), Some(mib));
         assert_eq!(last_superblock_at(mib + 8191), Some(mib));
-        assert_eq!(slabs_of(mib, 20), 0);
+        assert_eq!((slabs_of(mib, 20), slabs_of(WITNESS_BYTES, 18)), (0, 0));
+        assert_eq!(last_superblock_at(WITNESS_BYTES), Some(mib));
         assert_eq!(slabs_of(2 * mib + 8191, 20), 0);
         assert_eq!(slabs_of(2 * mib + 8192, 20), 1);
         assert_eq!(slabs_of(2 * mib + 8192, 18), 3);

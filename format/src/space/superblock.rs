@@ -19,7 +19,7 @@
 //! have diverged.
 
 use super::{AREAS_MAX, BLOCK_BYTES, COPIES_MAX, Invalid, MEMBERS_MAX, NAME_BYTES_MAX, Result, SLAB_SHIFTS, SLABS_MAX};
-use super::{check_block, checksum, field, slabs_of, u32_at, u64_at};
+use super::{WITNESS_BYTES, check_block, checksum, field, slabs_of, u32_at, u64_at};
 use uuid::Uuid;
 
 const STRUCTURE: &str = "superblock of a space";
@@ -66,6 +66,13 @@ pub struct Member {
     pub state: MemberState,
     /// How fast it is.
     pub class: Class,
+}
+
+impl Member {
+    /// Whether it has no slabs, and only counts when more than half of the members are needed.
+    pub fn is_witness(&self) -> bool {
+        self.size_bytes == WITNESS_BYTES
+    }
 }
 
 /// Where the journal and the checkpoints lie on a member.

@@ -55,8 +55,9 @@ impl Pool {
         let mut place = lock(&self.place);
         let superblock = lock(&self.state).superblock.clone();
         let rows = (0_u8..).zip(&superblock.members).filter_map(|(number, row)| Some((number, row.as_ref()?)));
-        let usable =
-            rows.filter(|(number, row)| row.state == MemberState::Active && self.live_member(*number).is_some());
+        let usable = rows.filter(|(number, row)| {
+            row.state == MemberState::Active && !row.is_witness() && self.live_member(*number).is_some()
+        });
         let holders: Vec<Holder> =
             usable.map(|(number, row)| Holder { number, class: row.class, size_bytes: row.size_bytes }).collect();
         let wanted = areas_for(&holders, self.slab_shift);

@@ -15,7 +15,7 @@ use crate::{
     },
 };
 use diskwright_format::space::{
-    BLOCK_BYTES, COPIES_MAX, MEMBERS_MAX, SLAB_SHIFTS,
+    BLOCK_BYTES, COPIES_MAX, MEMBERS_MAX, SLAB_SHIFTS, WITNESS_BYTES,
     journal::{Checkpoint, Position},
     last_superblock_at, slabs_of,
     superblock::{Area, Class, LINEAGE, Member as Row, MemberState, Superblock},
@@ -172,7 +172,8 @@ fn clear(one: &MemberFile) -> Result<()> {
 }
 
 impl Pool {
-    /// Adds files and devices to the pool as members. Areas are moved if the new ones are better.
+    /// Adds files and devices to the pool as members. Areas are moved if the new ones are better. A
+    /// file of exactly [`WITNESS_BYTES`] becomes a witness.
     ///
     /// # Errors
     /// As [`Pool::create`].
@@ -180,7 +181,7 @@ impl Pool {
         self.require_writable()?;
         let opened = open_new(members, options)?;
         for one in &opened {
-            if slabs_of(one.size_bytes, self.slab_shift()) == 0 {
+            if slabs_of(one.size_bytes, self.slab_shift()) == 0 && one.size_bytes != WITNESS_BYTES {
                 let (path, slab_bytes) = (one.path.clone(), self.slab_bytes());
                 let needed_bytes = (2 << 20) + slab_bytes;
                 return Err(SpaceError::TooSmall { path, found_bytes: one.size_bytes, needed_bytes, slab_bytes });

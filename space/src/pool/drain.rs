@@ -171,8 +171,7 @@ impl Pool {
 
     /// Refuses to drain a member if the others have no room, or too few of them are left.
     fn require_room(&self, number: u8, slabs: &[(u32, u32)], shown: &str) -> Result<()> {
-        let others: Vec<u8> =
-            self.live_members().map(|member| member.number).filter(|&other| other != number).collect();
+        let others: Vec<u8> = self.holders().map(|member| member.number).filter(|&other| other != number).collect();
         let all_have_it = |&(file, index): &(u32, u32)| {
             let slab = self.file(file).and_then(|file| Some(file.table.get(index)?.load()));
             let copies = slab.map(Slab::copies).unwrap_or_default();

@@ -52,7 +52,7 @@ pub struct Optimized {
 impl Pool {
     /// Whether the pool has fast and slow members.
     pub fn is_tiered(&self) -> bool {
-        let has = |class| self.live_members().any(|member| member.class == class);
+        let has = |class| self.holders().any(|member| member.class == class);
         has(Class::Ssd) && has(Class::Hdd)
     }
 
@@ -65,7 +65,7 @@ impl Pool {
         let state = lock(&self.state);
         let is_active =
             |number: u8| state.superblock.member(number).is_some_and(|row| row.state == MemberState::Active);
-        let members = self.live_members().filter(|member| member.class == class).map(|member| member.number);
+        let members = self.holders().filter(|member| member.class == class).map(|member| member.number);
         members.filter(|&number| is_active(number)).collect()
     }
 

@@ -262,7 +262,7 @@ impl Pool {
     }
 
     /// Makes the copies of a busy slab equal, durably.
-    fn resync_slab(&self, file: &FileState, index: u32, buffers: &mut [IoBuf; 2]) -> io::Result<()> {
+    pub(super) fn resync_slab(&self, file: &FileState, index: u32, buffers: &mut [IoBuf; 2]) -> io::Result<()> {
         let entry = file.table.entry(index);
         let slab = entry.load();
         if slab.state().is_none() || self.live_copies(slab).iter().all(|(.., stale)| *stale) {

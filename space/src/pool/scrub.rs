@@ -4,6 +4,7 @@
 //!   sealed  read all copies ─▶ a block is wrong ─▶ mend: the slab for itself ─▶ the block of
 //!                                                  another copy that has its checksum ─▶ sync
 //!   clean   sealed now
+//!   stale   a copy of a member that came back is made valid, and a missing one is made
 //!   dirty   left alone: it is being written
 //! ```
 //!
@@ -54,6 +55,8 @@ pub struct Scrubbed {
     pub unsealed_bytes: u64,
     /// Bytes of copies that were wrong and were written anew, and of records of checksums.
     pub mended_bytes: u64,
+    /// Bytes of copies that are valid now and were stale, or missing: members came back.
+    pub resynced_bytes: u64,
     /// What is lost.
     pub damage: Vec<Damage>,
 }
@@ -116,6 +119,23 @@ impl Pool {
         batch: &mut Vec<Candidate>,
         found: &mut Scrubbed,
     ) -> io::Result<()> {
+        let slab = file.table.entry(index).load();
+        let stale = self.live_copies(slab).iter().filter(|(.., stale)| *stale).count() as u64;
+        if stale > 0 {
+            let _busy = Busy::wait(self, file.table.entry(index));
+            self.resync_slab(file, index, &mut self.buffers())?;
+            found.resynced_bytes += stale << self.slab_shift;
+        }
+        // Slabs that were allocated while a member was missing get their other copies.
+        let held = slab.copies().iter().flatten().count();
+        let missing = if slab.state().is_some() { usize::from(file.copies).saturating_sub(held) } else { 0 };
+        for _ in 0..missing {
+            match self.move_copy(file, index, None, None) {
+                Ok(()) => found.resynced_bytes += self.slab_bytes(),
+                Err(error) if error.kind() == io::ErrorKind::StorageFull => break,
+                Err(error) => return Err(error),
+            }
+        }
         match file.table.entry(index).load().state() {
             None => return Ok(()),
             Some(SlabState::Dirty) => {

@@ -36,6 +36,8 @@ pub struct MemberStatus {
     pub path: Option<PathBuf>,
     /// How fast it is.
     pub class: Class,
+    /// Whether it has no slabs, and only counts when more than half of the members are needed.
+    pub is_witness: bool,
     /// How it is.
     pub health: Health,
     /// Its size in bytes.
@@ -111,7 +113,16 @@ fn rows(superblock: &Superblock, path_of: impl Fn(u8) -> Option<PathBuf>) -> Vec
         };
         let has_journal = superblock.areas.iter().any(|area| area.member == number);
         let (class, size_bytes) = (row.class, row.size_bytes);
-        MemberStatus { number, path, class, health, size_bytes, free_bytes: None, has_journal }
+        MemberStatus {
+            number,
+            path,
+            class,
+            is_witness: row.is_witness(),
+            health,
+            size_bytes,
+            free_bytes: None,
+            has_journal,
+        }
     });
     status.collect()
 }

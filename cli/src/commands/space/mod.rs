@@ -21,11 +21,15 @@ use crate::{
 };
 use clap::{Args, Subcommand};
 use diskwright_space::{
-    Class, Known, NewFile, NewMember, Pool, PoolCreateOptions, PoolOptions, SpaceError, Spaces, class_of,
+    Class, Known, NewFile, NewMember, Pool, PoolCreateOptions, PoolOptions, SpaceError, Spaces, WITNESS_BYTES, class_of,
 };
 use diskwright_store::{Files, OpenError};
 use shared::{TierArg, bytes, disk_of, shown};
-use std::{fs, io, io::Write, path::PathBuf};
+use std::{
+    fs, io,
+    io::Write,
+    path::{Path, PathBuf},
+};
 
 /// Arguments of `space`.
 #[derive(Debug, Args)]
@@ -71,7 +75,8 @@ EXAMPLES
     /// Add members to a pool.
     #[command(after_help = "\
 EXAMPLES
-  diskwright space add vault --member /dev/nvme2n1")]
+  diskwright space add vault --member /dev/nvme2n1
+  diskwright space add vault --witness /mnt/nas/vault.witness")]
     Add(AddArgs),
     /// Move everything away from a member, and remove it from the pool.
     #[command(after_help = "\
@@ -217,6 +222,10 @@ struct CreateArgs {
     /// Size of a slab: a power of two from 256k to 64M.
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse, default_value = "1M")]
     slab_size: u64,
+    /// A small file elsewhere, which is created. It holds no data, but counts as a member when more
+    /// than half of them are needed to write the pool.
+    #[arg(long, value_name = "PATH")]
+    witness: Option<PathBuf>,
     #[command(flatten)]
     options: MemberOptions,
 }
@@ -226,8 +235,12 @@ struct AddArgs {
     /// The pool.
     pool: String,
     /// A member: a file or a block device, and perhaps `:ssd` or `:hdd`.
-    #[arg(long, required = true, value_name = "PATH[:CLASS]", value_parser = member_arg)]
+    #[arg(long, required_unless_present = "witness", value_name = "PATH[:CLASS]", value_parser = member_arg)]
     member: Vec<MemberArg>,
+    /// A small file elsewhere, which is created. It holds no data, but counts as a member when more
+    /// than half of them are needed to write the pool.
+    #[arg(long, value_name = "PATH")]
+    witness: Option<PathBuf>,
     #[command(flatten)]
     options: MemberOptions,
 }
@@ -278,6 +291,7 @@ pub fn run(context: &mut Context, args: &SpaceArgs) -> Outcome {
         Action::Add(args) => {
             let pool = Spaces::of_user().pool(&args.pool, true)?;
             add(&pool, &args.member, &args.options)?;
+            args.witness.as_deref().map_or(Ok(()), |path| add_witness(&pool, path))?;
             shown(context, &pool, "the members were added")
         }
         Action::Remove { pool, member } => {
@@ -345,6 +359,7 @@ fn create(context: &mut Context, args: &CreateArgs) -> Outcome {
     let members = members.into_iter().map(|member| member.path).collect();
     registry.remember(&args.pool, &Known { id, members }, false)?;
     let pool = Spaces::of_user().pool(&args.pool, true)?;
+    args.witness.as_deref().map_or(Ok(()), |path| add_witness(&pool, path))?;
     shown(context, &pool, "the pool was created")
 }
 
@@ -385,6 +400,21 @@ fn remember(pool: &Pool) -> Outcome<()> {
 fn add(pool: &Pool, args: &[MemberArg], options: &MemberOptions) -> Outcome<()> {
     let new = PoolCreateOptions { force: options.force, ..PoolCreateOptions::default() };
     pool.add_members(&members(args, options)?, &new)?;
+    remember(pool)
+}
+
+/// Creates a witness and adds it to a pool.
+fn add_witness(pool: &Pool, path: &Path) -> Outcome<()> {
+    let made = fs::OpenOptions::new().write(true).create_new(true).open(path);
+    let made = made.and_then(|file| file.set_len(WITNESS_BYTES));
+    made.map_err(|error| Failure::doing(format!("{}: cannot create the witness", path.display()), error))?;
+    let path = path.canonicalize().map_err(|error| Failure::doing("cannot find the witness", error))?;
+    let witness = NewMember { class: Class::Hdd, path: path.clone() };
+    let added = pool.add_members(&[witness], &PoolCreateOptions::default());
+    if added.is_err() {
+        let _ = fs::remove_file(&path);
+    }
+    added?;
     remember(pool)
 }
 

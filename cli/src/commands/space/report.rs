@@ -69,7 +69,8 @@ struct MemberReport {
     number: u8,
     /// Its file or device; `null` if it is not there.
     path: Option<String>,
-    /// `ssd` or `hdd`.
+    /// `ssd`, `hdd`, or `witness`: it holds no data, and only counts when more than half of the
+    /// members are needed.
     class: &'static str,
     /// `active`, `leaving` (it is being drained), `missing`, or `lost` (the pool goes on without
     /// it).
@@ -109,6 +110,7 @@ impl PoolReport {
             number: member.number,
             path: member.path.as_deref().map(json::path),
             class: match member.class {
+                _ if member.is_witness => "witness",
                 Class::Ssd => "ssd",
                 Class::Hdd => "hdd",
             },

@@ -26,6 +26,8 @@ pub struct Report {
     unsealed: u64,
     /// Bytes of copies and checksums that were wrong, and were written anew from another copy.
     mended: u64,
+    /// Bytes of copies on members that came back, which were brought up to date.
+    resynced: u64,
     /// What no member has with its checksum.
     lost: Vec<Lost>,
     /// Warnings, a sentence each.
@@ -61,6 +63,7 @@ pub fn scrub(context: &mut Context, name: &str) -> Outcome {
         sealed: found.sealed_bytes,
         unsealed: found.unsealed_bytes,
         mended: found.mended_bytes,
+        resynced: found.resynced_bytes,
         lost,
         warnings,
     };
@@ -87,6 +90,9 @@ impl Report {
         write!(context.out, "{}: {result}; {checked} checked", printable(&self.pool))?;
         if self.sealed > 0 {
             write!(context.out, ", {sealed} of them for the first time")?;
+        }
+        if self.resynced > 0 {
+            write!(context.out, "; {} of copies were brought up to date", Human(self.resynced))?;
         }
         if self.unsealed > 0 {
             write!(context.out, "; {} are in use and have no checksums yet", Human(self.unsealed))?;
