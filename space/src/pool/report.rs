@@ -33,7 +33,7 @@ const ROW_BYTES: usize = 12;
 /// Enough for 80 million slabs.
 const HEAT_BYTES_MAX: u64 = 1 << 30;
 /// Heat is saved if this many requests were counted since.
-const WORTH_SAVING: u64 = 1000;
+const WORTH_SAVING: u64 = 100;
 
 /// How much the fast members serve, and would serve.
 #[derive(Debug, Clone, PartialEq)]
