@@ -40,6 +40,11 @@ fn overwrite(member: &Path, offset_bytes: u64, bytes: &[u8]) {
     file.write_all(bytes).unwrap();
 }
 
+/// Where the records of checksums lie on a member.
+fn records(member: &Path) -> Vec<u64> {
+    offsets_of(member, b"DWSUMS1").into_iter().map(|at| at as u64).collect()
+}
+
 fn has_warning(pool: &Pool, what: &str) -> bool {
     pool.warnings().iter().any(|warning| warning.contains(what))
 }
@@ -102,11 +107,6 @@ fn what_is_wrong_in_all_copies_cannot_be_read_until_it_is_written() {
 #[test]
 fn a_damaged_record_is_written_anew_and_without_any_the_contents_count() {
     let (bench, pool, bytes) = sealed(&[8 * MIB, 8 * MIB], 2);
-    let records = |member: &Path| -> Vec<u64> {
-        let found = fs::read(member).unwrap();
-        let blocks = found.chunks(4096).enumerate().filter(|(_, block)| block.starts_with(b"DWSUMS1"));
-        blocks.map(|(at, _)| at as u64 * 4096).collect()
-    };
     assert_eq!(records(&bench.paths[0]).len(), 4);
     overwrite(&bench.paths[0], records(&bench.paths[0])[1] + 70, &[0xff]);
     drop(pool);
@@ -123,6 +123,24 @@ fn a_damaged_record_is_written_anew_and_without_any_the_contents_count() {
     assert!(has_warning(&pool, "are damaged on every member"));
     let found = pool.scrub(&mut |_| true).unwrap();
     assert_eq!((found.sealed_bytes, found.damage.len()), (SLAB, 0));
+}
+
+/// Where a copy comes to lie there may be an old record of the same slab.
+#[test]
+fn a_slab_without_records_does_not_move_sealed() {
+    let (bench, pool, bytes) = sealed(&[8 * MIB, 8 * MIB, 8 * MIB], 2);
+    drop(pool);
+    for member in &bench.paths {
+        records(member).into_iter().for_each(|at| overwrite(member, at, &[0xff]));
+    }
+    let pool = bench.open();
+    let moved = pool.status().disks.unwrap()[0].unsealed_bytes;
+    assert_eq!(moved, 0);
+    pool.remove_member("0", &mut |_| true).unwrap();
+    assert!(has_warning(&pool, "are damaged on every member"));
+    assert!(pool.status().disks.unwrap()[0].unsealed_bytes > 0, "what moved is not sealed");
+    assert!(contents(&file(&pool)) == bytes);
+    assert_eq!(pool.scrub(&mut |_| true).unwrap().damage, []);
 }
 
 #[test]

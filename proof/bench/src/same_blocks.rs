@@ -14,6 +14,7 @@
 //! file, and nothing else. So the disk may stay open beside it, as long as the two are not used at
 //! the same time.
 
+use diskwright_format::space::sums::sums_of;
 use diskwright_lab::{LabError, Result, targets::Target};
 use diskwright_store::{
     BlockDevice, BlockQueue, Completion, Extent, ExtentKind, Geometry, Operation, PushError, QueueOptions, RawDevice,
@@ -32,9 +33,11 @@ pub(crate) struct Run {
 /// See the module.
 #[derive(Debug)]
 struct SameBlocks {
-    raw: RawDevice,
+    raw: Arc<RawDevice>,
     runs: Arc<[Run]>,
     geometry: Geometry,
+    /// Of this much of each buffer the checksums of a pool are computed after a read; 0 for none.
+    summed_bytes: usize,
 }
 
 /// The blocks of `target`, as a raw device. `None` for a raw file.
@@ -53,15 +56,16 @@ pub(crate) fn device_of(target: &Target) -> Result<Option<Arc<dyn BlockDevice>>>
         let store = layers.first().and_then(|top| top.image.stores().get(usize::from(file)));
         let store = store.ok_or_else(|| io::Error::other("the map names a file that the disk does not have"))?;
         let raw = RawDevice::new(Arc::clone(store), true, geometry.logical_sector_bytes)?;
-        Ok(SameBlocks { raw, runs, geometry })
+        Ok(SameBlocks { raw: Arc::new(raw), runs, geometry, summed_bytes: 0 })
     });
     Ok(Some(Arc::new(made.map_err(failed)?)))
 }
 
-/// Ranges of a file as a raw device. The runs cover all of its size.
-pub(crate) fn device_at(raw: RawDevice, runs: Vec<Run>, size_bytes: u64) -> Arc<dyn BlockDevice> {
-    let geometry = Geometry { size_bytes, ..raw.geometry() };
-    Arc::new(SameBlocks { raw, runs: runs.into(), geometry })
+/// Ranges of a file as a raw device. The runs cover all of its size. If `summed_bytes` is not 0, so
+/// much of each buffer is summed up after a read, as a pool does it.
+pub(crate) fn device_at(raw: &Arc<RawDevice>, run: Run, summed_bytes: usize) -> Arc<dyn BlockDevice> {
+    let geometry = Geometry { size_bytes: run.len_bytes, ..raw.geometry() };
+    Arc::new(SameBlocks { raw: Arc::clone(raw), runs: [run].into(), geometry, summed_bytes })
 }
 
 /// The file and the runs of a disk that has all of its data in one file of its top layer.
@@ -103,7 +107,8 @@ impl BlockDevice for SameBlocks {
     }
 
     fn open_queue(&self, options: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>> {
-        Ok(Box::new(Placed { queue: self.raw.open_queue(options)?, runs: Arc::clone(&self.runs) }))
+        let (queue, runs) = (self.raw.open_queue(options)?, Arc::clone(&self.runs));
+        Ok(Box::new(Placed { queue, runs, summed_bytes: self.summed_bytes }))
     }
 }
 
@@ -111,6 +116,7 @@ impl BlockDevice for SameBlocks {
 struct Placed {
     queue: Box<dyn BlockQueue>,
     runs: Arc<[Run]>,
+    summed_bytes: usize,
 }
 
 impl BlockQueue for Placed {
@@ -134,7 +140,14 @@ impl BlockQueue for Placed {
     }
 
     fn reap(&mut self, at_least: usize, out: &mut Vec<Completion>) -> io::Result<()> {
-        self.queue.reap(at_least, out)
+        let before = out.len();
+        self.queue.reap(at_least, out)?;
+        if self.summed_bytes > 0 {
+            for buf in out[before..].iter().filter_map(|ended| ended.buf.as_ref()) {
+                std::hint::black_box(sums_of(&buf[..self.summed_bytes.min(buf.len())]).fold(0, |all, sum| all ^ sum));
+            }
+        }
+        Ok(())
     }
 }
 

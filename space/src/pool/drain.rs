@@ -213,6 +213,7 @@ impl Pool {
 
     fn move_busy(&self, file: &FileState, index: u32, number: Option<u8>, class: Option<Class>) -> io::Result<()> {
         let entry = file.table.entry(index);
+        self.unseal_busy(file, index)?;
         let slab = entry.load();
         let copies = slab.copies();
         let is_it = |copy: &Option<Copy>| copy.map(|copy| copy.member) == number;

@@ -151,3 +151,21 @@ impl Pool {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::{Bench, MIB};
+
+    /// The journal is written before the members are settled, and may fail on one that is back.
+    #[test]
+    fn a_member_that_is_back_and_fails_again_stays_lost() {
+        let (_bench, pool) = Bench::pool(&[8 * MIB; 3], 2, MIB);
+        pool.lose(1, &io::Error::other("a test")).unwrap();
+        pool.commit_all().unwrap();
+        assert_eq!(pool.settle_members(0, 1 << 1), []);
+        let state = lock(&pool.state);
+        assert_eq!(state.superblock.member(1).map(|row| row.state), Some(MemberState::Lost));
+        assert_eq!(state.lost_in_map, 1 << 1);
+    }
+}

@@ -82,8 +82,14 @@ impl Pool {
     /// Takes the contents of a sealed slab as they are, since nothing is left that they can be
     /// compared with.
     pub(crate) fn unseal(&self, file: &FileState, index: u32) -> io::Result<()> {
+        let _busy = Busy::wait(self, file.table.entry(index));
+        self.unseal_busy(file, index)
+    }
+
+    /// The same for a slab that this thread has for itself. Whoever moves or resyncs a slab does it
+    /// first: where a copy comes to lie there may be an old record of the same slab.
+    pub(super) fn unseal_busy(&self, file: &FileState, index: u32) -> io::Result<()> {
         let entry = file.table.entry(index);
-        let _busy = Busy::wait(self, entry);
         if !entry.load().is_sealed() || self.sums_of(file, index)?.is_some() {
             return Ok(());
         }

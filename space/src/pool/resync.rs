@@ -264,11 +264,12 @@ impl Pool {
     /// Makes the copies of a busy slab equal, durably.
     pub(super) fn resync_slab(&self, file: &FileState, index: u32, buffers: &mut [IoBuf; 2]) -> io::Result<()> {
         let entry = file.table.entry(index);
+        self.unseal_busy(file, index)?;
         let slab = entry.load();
         if slab.state().is_none() || self.live_copies(slab).iter().all(|(.., stale)| *stale) {
             return Ok(());
         }
-        if slab.is_sealed() && self.sums_of(file, index)?.is_some() {
+        if slab.is_sealed() {
             // A stale copy lacks the record too.
             self.mend_busy(file, index)?;
         } else {

@@ -13,7 +13,6 @@ use crate::{
     populated::{FIGURES, Subject, compare},
     same_blocks::{self, Run},
 };
-use diskwright_format::space::sums::sums_of;
 use diskwright_lab::{
     LabError, Result,
     acceptance::{Context, RowOutcome},
@@ -27,10 +26,7 @@ use diskwright_load::{
 };
 use diskwright_space::{Pool, SpaceFile};
 use diskwright_stats::numbers::bytes;
-use diskwright_store::{
-    BlockDevice, BlockQueue, Blocking, CacheMode, Completion, Geometry, PushError, QueueOptions, RawDevice, Request,
-    Store,
-};
+use diskwright_store::{BlockDevice, Blocking, CacheMode, RawDevice, Store};
 use std::{
     io,
     path::{Path, PathBuf},
@@ -50,8 +46,9 @@ struct Place {
     size_bytes: u64,
     /// The disk of the pool.
     device: Arc<dyn BlockDevice>,
-    /// The same blocks, as a raw file.
-    raw: Arc<dyn BlockDevice>,
+    /// The member, and the range of it where the disk lies.
+    raw: Arc<RawDevice>,
+    run: Run,
 }
 
 impl Place {
@@ -69,19 +66,21 @@ impl Place {
         let mut tick = |done| report(progress, "fill", done, size_bytes, "filling");
         let all = 0..size_bytes;
         fill::fill_ranges("pool", &*device, slice::from_ref(&all), context.options.engine, &mut make, &mut tick)?;
-        let raw = same_range(&file, &paths[0], size_bytes, context)?;
-        Ok(Self { pool, file, member: paths[0].clone(), size_bytes, device, raw })
+        let (raw, run) = same_range(&file, &paths[0], size_bytes, context)?;
+        Ok(Self { pool, file, member: paths[0].clone(), size_bytes, device, raw, run })
     }
 
     /// Measures the pool beside `peer`.
     fn compare(
         &self,
         context: &Context<'_>,
-        (workload, peer): (&Workload, Arc<dyn BlockDevice>),
+        (workload, is_summed): (&Workload, bool),
         place: (usize, usize),
         progress: &mut dyn Progress,
         found: &mut RowOutcome,
     ) -> Result<()> {
+        let summed_bytes = if is_summed { workload.block_bytes as usize } else { 0 };
+        let peer = same_blocks::device_at(&self.raw, self.run, summed_bytes);
         let pool = open_target("pool of one member", "pool", Arc::clone(&self.device), CacheMode::Direct);
         let subjects = [Subject::of(open_target("the member", "raw file", peer, CacheMode::Direct)), Subject::of(pool)];
         for disk in compare(context, &subjects, workload, &FIGURES, place, progress, &mut |_| Ok(()))? {
@@ -105,7 +104,7 @@ pub(crate) fn workloads(context: &Context<'_>, progress: &mut dyn Progress) -> R
     let all = paper_monolithic(QUEUE_DEPTH);
     for (index, workload) in all.iter().enumerate() {
         make_dirty(&place.file, place.size_bytes, &place.member)?;
-        place.compare(context, (workload, Arc::clone(&place.raw)), (index, all.len()), progress, &mut found)?;
+        place.compare(context, (workload, false), (index, all.len()), progress, &mut found)?;
     }
     found.notes.push(place.note());
     Ok(found)
@@ -118,70 +117,11 @@ pub(crate) fn with_checksums(context: &Context<'_>, progress: &mut dyn Progress)
     let mut found = RowOutcome::default();
     let reads: Vec<Workload> = paper_monolithic(QUEUE_DEPTH).into_iter().filter(|one| !one.writes()).collect();
     for (index, workload) in reads.iter().enumerate() {
-        let peer = Summed { raw: Arc::clone(&place.raw), block_bytes: workload.block_bytes as usize };
-        place.compare(context, (workload, Arc::new(peer)), (index, reads.len()), progress, &mut found)?;
+        place.compare(context, (workload, true), (index, reads.len()), progress, &mut found)?;
     }
     found.notes.push(place.note());
     found.notes.push("CRC-32C of each 4 KiB that the raw file has read is computed in the thread that reads".into());
     Ok(found)
-}
-
-/// A device whose reads are summed up as a pool does it.
-#[derive(Debug)]
-struct Summed {
-    raw: Arc<dyn BlockDevice>,
-    block_bytes: usize,
-}
-
-impl BlockDevice for Summed {
-    fn geometry(&self) -> Geometry {
-        self.raw.geometry()
-    }
-
-    fn open_queue(&self, options: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>> {
-        Ok(Box::new(SummedQueue { queue: self.raw.open_queue(options)?, block_bytes: self.block_bytes, sum: 0 }))
-    }
-}
-
-#[derive(Debug)]
-struct SummedQueue {
-    queue: Box<dyn BlockQueue>,
-    block_bytes: usize,
-    sum: u32,
-}
-
-impl BlockQueue for SummedQueue {
-    fn depth(&self) -> usize {
-        self.queue.depth()
-    }
-
-    fn in_flight(&self) -> usize {
-        self.queue.in_flight()
-    }
-
-    fn memory_alignment_bytes(&self) -> usize {
-        self.queue.memory_alignment_bytes()
-    }
-
-    fn push(&mut self, request: Request) -> std::result::Result<(), Box<PushError>> {
-        self.queue.push(request)
-    }
-
-    fn reap(&mut self, at_least: usize, out: &mut Vec<Completion>) -> io::Result<()> {
-        let before = out.len();
-        self.queue.reap(at_least, out)?;
-        for buf in out[before..].iter().filter_map(|ended| ended.buf.as_ref()) {
-            let read = &buf[..self.block_bytes.min(buf.len())];
-            self.sum = sums_of(read).fold(self.sum, |all, sum| all ^ sum);
-        }
-        Ok(())
-    }
-}
-
-impl Drop for SummedQueue {
-    fn drop(&mut self) {
-        std::hint::black_box(self.sum);
-    }
 }
 
 /// Writes to each slab, so that it has no checksums while the raw file is written.
@@ -193,7 +133,12 @@ fn make_dirty(file: &SpaceFile, size_bytes: u64, member: &Path) -> Result<()> {
 }
 
 /// The range of the member where the disk lies, which was filled from its beginning to its end.
-fn same_range(file: &SpaceFile, member: &Path, size_bytes: u64, context: &Context<'_>) -> Result<Arc<dyn BlockDevice>> {
+fn same_range(
+    file: &SpaceFile,
+    member: &Path,
+    size_bytes: u64,
+    context: &Context<'_>,
+) -> Result<(Arc<RawDevice>, Run)> {
     let store = file.member(0).ok_or_else(|| LabError::file("open", member)(io::ErrorKind::NotFound.into()))?;
     let wrong = || LabError::file("read", member);
     let raw = RawDevice::new(store, true, 512).map_err(wrong())?;
@@ -220,5 +165,5 @@ fn same_range(file: &SpaceFile, member: &Path, size_bytes: u64, context: &Contex
     }
     drop(blocks);
     let run = Run { offset_bytes: 0, len_bytes: size_bytes, file_offset_bytes: at };
-    Ok(same_blocks::device_at(raw, vec![run], size_bytes))
+    Ok((Arc::new(raw), run))
 }
