@@ -1,31 +1,17 @@
-//! A file of a pool as a store: its transfers go directly to the members' files.
+//! A file of a pool as a store: its length, its locks, its barrier.
 //!
-//! ```text
-//!   place ─▶ hold the slab ─▶ its copies ─▶ the engine's transfers ─▶ release
-//!     └─ not possible (first write, busy, no live copy) ─▶ slow.rs
-//! ```
-//!
-//! A read from a sealed slab whose checksums are not in the cache, or of a part of a block, takes
-//! the slow way, and so does one that does not have its checksums.
-//!
-//! A read goes to one live copy that is not stale: the one whose member has the fewest transfers
-//! under way, a slow member's counting more. A write goes to all of them, and only to a slab that
-//! is dirty, durably.
+//! Transfers go directly to the members' files, by `placing.rs`. What they cannot do, and all
+//! blocking methods, are in `slow.rs`.
 
 use crate::{
     error::Result,
     pool::{FileState, Pool, lock},
-    slab_table::{Entry, Slab},
-    sums::{have_sums, is_whole},
 };
 use diskwright_format::space::{
-    Copy, FILE_SLABS_MAX,
+    FILE_SLABS_MAX,
     change::{Change, Tier},
-    superblock::Class,
 };
-use diskwright_store::{
-    Access, CopyAt, DataFile, FileRange, LockMode, OpenError, Placed, Placement, SectorSizes, Store, Zeroing,
-};
+use diskwright_store::{DataFile, FileRange, LockMode, OpenError, Placement, SectorSizes, Store, Zeroing};
 use std::{
     io,
     path::{Path, PathBuf},
@@ -34,9 +20,6 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
 };
-
-/// How many transfers of a fast member one of a slow member counts for.
-const SLOW_COST: u32 = 8;
 
 /// An open file of a pool.
 #[derive(Debug)]
@@ -101,168 +84,6 @@ impl SpaceFile {
     pub(crate) fn len(&self) -> u64 {
         self.file.len_bytes.load(Ordering::Acquire)
     }
-
-    /// The copy to read.
-    #[inline]
-    pub(crate) fn best_copy(&self, slab: Slab) -> Option<Copy> {
-        if self.file.copies == 1 {
-            return slab.good_copies().next().filter(|copy| self.pool.live_member(copy.member).is_some());
-        }
-        let live = slab.good_copies().filter_map(|copy| Some((copy, self.pool.live_member(copy.member)?)));
-        if slab.is_unequal() {
-            return slab.good_copies().find(|copy| self.pool.live_member(copy.member).is_some());
-        }
-        let cost = |(_, member): &(Copy, &Arc<crate::member::Member>)| {
-            let queued = member.in_flight.load(Ordering::Relaxed).saturating_add(1);
-            if member.class == Class::Hdd { queued.saturating_mul(SLOW_COST) } else { queued }
-        };
-        live.min_by_key(cost).map(|(copy, _)| copy)
-    }
-
-    fn placed_read(&self, entry: &Entry, within_bytes: u64, placed: &mut Placed) {
-        let Some(slab) = entry.hold_for_read() else { return };
-        if slab.is_sealed() {
-            if !slab.is_cached() || !is_whole(within_bytes, placed.len_bytes) {
-                return entry.release(1);
-            }
-            placed.is_checked = true;
-        }
-        let Some(copy) = self.best_copy(slab) else { return entry.release(1) };
-        self.add_copy(copy, within_bytes, placed);
-    }
-
-    fn placed_write(&self, entry: &Entry, within_bytes: u64, placed: &mut Placed) {
-        let copies = u64::from(self.file.copies);
-        let Some(slab) = entry.hold_for_write(copies, self.pool.epoch()) else { return };
-        for copy in slab.good_copies() {
-            if self.pool.live_member(copy.member).is_some() {
-                self.add_copy(copy, within_bytes, placed);
-            }
-        }
-        // After the copies were chosen: a member that fails from now on fails the transfer.
-        let surplus = copies.saturating_sub(u64::from(placed.count));
-        if self.pool.unrecorded() != 0 || self.pool.journal_failed() {
-            for copy in &placed.copies[..usize::from(placed.count)] {
-                self.leave(copy.member);
-            }
-            placed.count = 0;
-            return entry.release(copies);
-        }
-        if surplus > 0 {
-            entry.release(surplus);
-        }
-    }
-
-    fn add_copy(&self, copy: Copy, within_bytes: u64, placed: &mut Placed) {
-        self.enter(copy.member);
-        let offset_bytes = copy.offset_bytes(self.pool.slab_shift()) + within_bytes;
-        placed.copies[usize::from(placed.count)] = CopyAt { member: copy.member, offset_bytes };
-        placed.count += 1;
-    }
-
-    /// Counts a request as served by the class of its slowest copy.
-    #[cold]
-    fn count_served(&self, placed: &Placed) {
-        let copies = placed.copies[..usize::from(placed.count)].iter();
-        let class = copies.filter_map(|copy| self.pool.member(copy.member)).map(|member| member.class).max();
-        if let Some(class) = class {
-            self.pool.count_served(class);
-        }
-    }
-
-    /// Counts a transfer of the member, where there is a choice between members.
-    #[inline]
-    fn enter(&self, member: u8) {
-        if let (Some(member), 2..) = (self.pool.member(member), self.file.copies) {
-            member.in_flight.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    #[inline]
-    fn leave(&self, member: u8) {
-        if let (Some(member), 2..) = (self.pool.member(member), self.file.copies) {
-            member.in_flight.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-}
-
-impl Placement for SpaceFile {
-    fn place(&self, range: FileRange, access: Access) -> Placed {
-        let (index, within_bytes) = self.slab_of(range.offset_bytes);
-        let mut len_bytes = range.len_bytes.min(self.pool.slab_bytes() - within_bytes);
-        let inside_bytes = self.len().saturating_sub(range.offset_bytes);
-        if access == Access::Read && inside_bytes > 0 {
-            len_bytes = len_bytes.min(inside_bytes);
-        }
-        let mut placed = Placed { len_bytes, hold: u64::from(index), ..Placed::default() };
-        if inside_bytes < len_bytes {
-            // Beyond the end: an error, or the file grows.
-            return placed;
-        }
-        let is_counted = self.file.heat.note(index, range.offset_bytes, range.len_bytes);
-        match (self.file.table.get(index), access) {
-            (Some(entry), Access::Read) => {
-                self.placed_read(entry, within_bytes, &mut placed);
-                placed.is_zero = placed.count == 0 && entry.load().state().is_none();
-            }
-            (Some(entry), Access::Write) if self.is_writable => self.placed_write(entry, within_bytes, &mut placed),
-            (None, Access::Read) => placed.is_zero = true,
-            (_, Access::Write) => {}
-        }
-        if is_counted {
-            self.count_served(&placed);
-        }
-        placed
-    }
-
-    fn release(&self, member: u8, hold: u64, access: Access, _ok: bool) {
-        if let (Some(member), Access::Write) = (self.pool.member(member), access) {
-            member.written();
-        }
-        self.leave(member);
-        if let Some(entry) = self.file.table.get(hold as u32) {
-            match access {
-                Access::Read => entry.release(1),
-                Access::Write => entry.release_write(self.pool.epoch()),
-            }
-        }
-    }
-
-    fn is_intact(&self, hold: u64, offset_bytes: u64, bytes: &[u8]) -> bool {
-        let (index, within_bytes) = self.slab_of(offset_bytes);
-        let Some(entry) = self.file.table.get(hold as u32) else { return false };
-        let Some(sums) = self.pool.sums_cache().get(self.file.number, index) else {
-            entry.set_cached(false);
-            return false;
-        };
-        // After the comparison: see `sums.rs`.
-        have_sums(&sums, within_bytes, bytes) || !entry.load().is_sealed()
-    }
-
-    fn sync_failed(&self, member: u8, error: &io::Error) {
-        if let Some(member) = self.pool.member(member) {
-            member.sync_failed(error);
-        }
-    }
-
-    fn unsynced(&self) -> Option<u64> {
-        if self.length_changed.load(Ordering::Acquire) != 0 || self.pool.unrecorded() != 0 || self.pool.journal_failed()
-        {
-            return None;
-        }
-        // A member whose sync failed before fails again, by the store's own sync.
-        if self.pool.live_members().any(|member| member.has_failed()) {
-            return None;
-        }
-        let members = self.pool.live_members().filter(|member| member.begin_sync());
-        Some(members.fold(0, |all, member| all | 1 << member.number))
-    }
-
-    fn synced(&self, member: u8, result: &io::Result<()>) {
-        if let Some(member) = self.pool.member(member) {
-            member.sync_ended(result);
-        }
-    }
 }
 
 impl Store for SpaceFile {
@@ -316,7 +137,7 @@ impl Store for SpaceFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.pool.sync_members()?;
+        self.pool.sync_all()?;
         let changed = self.length_changed.load(Ordering::Acquire);
         if changed != 0 {
             self.pool.commit_all()?;
@@ -392,12 +213,36 @@ impl Drop for SpaceFile {
     fn drop(&mut self) {
         let held = *lock(&self.lock);
         let _ = take_lock(&self.file, held, LockMode::None, &self.name);
+        drop(Kept { pool: &self.pool, file: &self.file });
+    }
+}
+
+/// A file that is not removed until this is dropped, although it may lose its name.
+pub(crate) struct Kept<'a> {
+    pool: &'a Pool,
+    file: &'a FileState,
+}
+
+impl Pool {
+    /// Keeps a file; `None` if it is being removed.
+    pub(crate) fn keep<'a>(&'a self, file: &'a FileState) -> Option<Kept<'a>> {
+        let mut openers = lock(&file.openers);
+        if openers.is_unnamed && openers.stores == 0 {
+            return None;
+        }
+        openers.stores += 1;
+        Some(Kept { pool: self, file })
+    }
+}
+
+impl Drop for Kept<'_> {
+    fn drop(&mut self) {
         let mut openers = lock(&self.file.openers);
         openers.stores -= 1;
         let is_gone = openers.is_unnamed && openers.stores == 0;
         drop(openers);
         if is_gone {
-            self.pool.remove_unnamed(&self.file);
+            self.pool.remove_unnamed(self.file);
         }
     }
 }

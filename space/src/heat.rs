@@ -15,7 +15,7 @@
 //! has ended is kept by slab, so that several streams are told apart.
 
 use crate::leaves::Leaves;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// One of this many requests is counted.
 pub(crate) const SAMPLE: u32 = 16;
@@ -31,6 +31,16 @@ struct Stream {
     end_bytes: AtomicU64,
     /// Requests that were not sequential.
     requests: AtomicU32,
+    /// Whether the last request was sequential.
+    is_sequential: AtomicBool,
+}
+
+/// What was noted about a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Noted {
+    pub(crate) is_sequential: bool,
+    /// Whether it was counted.
+    pub(crate) is_counted: bool,
 }
 
 /// The heat of a file's slabs.
@@ -48,29 +58,40 @@ impl Default for Heat {
 
 impl Stream {
     const fn new() -> Self {
-        Self { end_bytes: AtomicU64::new(u64::MAX), requests: AtomicU32::new(0) }
+        Self { end_bytes: AtomicU64::new(u64::MAX), requests: AtomicU32::new(0), is_sequential: AtomicBool::new(false) }
     }
 }
 
 impl Heat {
-    /// Notes a request to slab `index` of the file. Returns whether it was counted.
+    /// Notes a request to slab `index` of the file.
     #[inline]
-    pub(crate) fn note(&self, index: u32, offset_bytes: u64, len_bytes: u64) -> bool {
+    pub(crate) fn note(&self, index: u32, offset_bytes: u64, len_bytes: u64) -> Noted {
         let place = index as usize % STREAMS;
         let stream = &self.streams[place];
         let last_bytes = stream.end_bytes.load(Ordering::Relaxed);
         stream.end_bytes.store(offset_bytes.wrapping_add(len_bytes), Ordering::Relaxed);
-        if last_bytes == offset_bytes || self.comes_from_before(place, offset_bytes) {
-            return false;
+        let is_sequential = last_bytes == offset_bytes || self.comes_from_before(place, offset_bytes);
+        // Most requests find it as it is. Reading it first keeps the cache line shared.
+        if stream.is_sequential.load(Ordering::Relaxed) != is_sequential {
+            stream.is_sequential.store(is_sequential, Ordering::Relaxed);
+        }
+        if is_sequential {
+            return Noted { is_sequential: true, is_counted: false };
         }
         // Two threads may count the same number; the heat is an estimate.
         let request = stream.requests.load(Ordering::Relaxed).wrapping_add(1);
         stream.requests.store(request, Ordering::Relaxed);
-        if !request.is_multiple_of(SAMPLE) {
-            return false;
+        let is_counted = request.is_multiple_of(SAMPLE);
+        if is_counted {
+            self.add(index, 1);
         }
-        self.add(index, 1);
-        true
+        Noted { is_sequential: false, is_counted }
+    }
+
+    /// Whether the last request near the slab, which ended at `end_bytes`, was sequential.
+    pub(crate) fn was_sequential(&self, index: u32, end_bytes: u64) -> bool {
+        let stream = &self.streams[index as usize % STREAMS];
+        stream.end_bytes.load(Ordering::Relaxed) == end_bytes && stream.is_sequential.load(Ordering::Relaxed)
     }
 
     /// Whether the stream of the slab before has come to its end.

@@ -16,7 +16,9 @@
 #![forbid(unsafe_code)]
 
 mod busy;
+mod cache;
 mod class;
+mod copies;
 mod error;
 mod file;
 mod free;
@@ -25,6 +27,7 @@ mod leaves;
 mod log;
 mod member;
 mod names;
+mod placing;
 mod plan;
 mod pool;
 mod registry;
@@ -32,6 +35,7 @@ mod slab_table;
 mod slow;
 mod sums;
 
+pub use cache::CACHE_BYTES_DEFAULT;
 pub use class::class_of;
 pub use diskwright_format::space::{WITNESS_BYTES, change::Tier, superblock::Class};
 pub use error::{Result, SpaceError};
@@ -50,6 +54,8 @@ pub use pool::{
 };
 pub use registry::{Known, Registry};
 
+#[cfg(test)]
+mod cache_tests;
 #[cfg(test)]
 mod seal_tests;
 #[cfg(test)]

@@ -14,6 +14,7 @@
 //! short.
 
 use crate::{
+    cache::start_worker,
     error::{Result, SpaceError},
     file::{identity_of, not_found, uri},
     pool::{NewFile, Pool, lock, open::PoolOptions},
@@ -130,6 +131,7 @@ impl Spaces {
         };
         if pool.is_writable() {
             keep(&pool);
+            start_worker(&pool);
         }
         open.insert(name.to_owned(), Arc::clone(&pool));
         Ok(pool)

@@ -52,6 +52,7 @@ pub(crate) mod status;
 pub(crate) mod thin;
 
 use crate::{
+    cache::Cache,
     error::{Result, SpaceError},
     free::FreeSlabs,
     heat::Heat,
@@ -180,6 +181,8 @@ pub struct Pool {
     /// sessions was read.
     heat_saved: AtomicU64,
     heat_loaded: AtomicBool,
+    /// The write-back cache, if there is one.
+    write_cache: OnceLock<Arc<Cache>>,
     sums_cache: SumsCache,
     sealing: Mutex<SealCursor>,
     records: Mutex<()>,
@@ -243,6 +246,25 @@ impl Pool {
             tracing::warn!("{what}");
             warnings.push(what);
         }
+    }
+
+    #[inline]
+    pub(crate) fn cache(&self) -> Option<&Arc<Cache>> {
+        self.write_cache.get()
+    }
+
+    pub(crate) fn cache_cell(&self) -> &OnceLock<Arc<Cache>> {
+        &self.write_cache
+    }
+
+    /// Whether a member is missing or has failed.
+    pub(crate) fn has_lost(&self) -> bool {
+        let failing = self.failing.load(Ordering::Acquire);
+        // One that was removed counts as failed, so that nobody uses it.
+        failing != 0
+            && (0_u8..)
+                .zip(&lock(&self.state).superblock.members)
+                .any(|(number, row)| row.is_some() && failing >> number & 1 == 1)
     }
 
     pub(crate) fn sums_cache(&self) -> &SumsCache {
@@ -311,7 +333,7 @@ impl Pool {
         Err(io::Error::other(format!("{why}; nothing can be written until the pool is closed and opened again")))
     }
 
-    fn fail_journal(&self, why: String) {
+    pub(crate) fn fail_journal(&self, why: String) {
         lock(&self.log).failed.get_or_insert(why);
         self.journal_failed.store(true, Ordering::Release);
         self.log_moved.notify_all();

@@ -3,7 +3,8 @@
 //! ```text
 //!   entry    places   copy 0 (32 bits), copy 1 (32 bits)
 //!            word     copy 2 (32 bits), state (2), stale copies (3), busy, unequal, sealing,
-//!                     epoch in which the last write began or ended (8), holds (12), cached
+//!                     epoch in which the last write began or ended (8), holds (12), cached,
+//!                     logged
 //!
 //!   hold ─▶ transfer ─▶ release          a transfer; many at the same time
 //!   set_busy ─▶ no new holds, wait until there are none ─▶ change ─▶ clear_busy
@@ -39,6 +40,8 @@ const HOLDS: u64 = 0xfff << 48;
 const HOLDS_MAX: u64 = 0xf00 << 48;
 /// The checksums of the sealed slab are probably in the cache.
 const CACHED: u64 = 1 << 60;
+/// The log of the write-back cache names the slab: nothing may be written past it.
+const LOGGED: u64 = 1 << 61;
 
 /// A slab's entry; see the module documentation.
 #[derive(Debug, Default)]
@@ -108,6 +111,12 @@ impl Slab {
         self.word & SEALING != 0
     }
 
+    /// Whether the log of the write-back cache names the slab.
+    #[inline]
+    pub(crate) fn is_logged(self) -> bool {
+        self.word & LOGGED != 0
+    }
+
     /// Rounds since the last write, modulo 256.
     pub(crate) fn rounds_since_write(self, epoch: u8) -> u8 {
         epoch.wrapping_sub(((self.word & EPOCH) >> EPOCH_SHIFT) as u8)
@@ -159,12 +168,12 @@ impl Entry {
     }
 
     /// Holds a dirty slab once for each copy, for writing, and notes the epoch. `None` while it is
-    /// busy, unequal or not dirty.
+    /// busy, unequal, logged or not dirty.
     #[inline]
     pub(crate) fn hold_for_write(&self, copies: u64, epoch: u8) -> Option<Slab> {
         let mut word = self.word.load(Ordering::Relaxed);
         loop {
-            if word & STATE != DIRTY || word & (BUSY | UNEQUAL) != 0 || word & HOLDS >= HOLDS_MAX {
+            if word & STATE != DIRTY || word & (BUSY | UNEQUAL | LOGGED) != 0 || word & HOLDS >= HOLDS_MAX {
                 return None;
             }
             let held = (word & !EPOCH | u64::from(epoch) << EPOCH_SHIFT) + copies * HOLD;
@@ -211,7 +220,7 @@ impl Entry {
     pub(crate) fn map(&self, state: SlabState, copies: [u32; COPIES_MAX]) {
         self.places.store(u64::from(copies[0]) | u64::from(copies[1]) << 32, Ordering::Release);
         let mapped = bits_of(state) | u64::from(copies[2]);
-        self.update(|word| Some(word & (BUSY | EPOCH | HOLDS) | mapped));
+        self.update(|word| Some(word & (BUSY | EPOCH | HOLDS | LOGGED) | mapped));
     }
 
     /// The same in a replay, where nobody else uses the slab, and it is not mapped.
@@ -281,6 +290,11 @@ impl Entry {
     pub(crate) fn set_cached(&self, cached: bool) {
         let is_sealed = |word: u64| word & STATE == SEALED;
         self.update(|word| is_sealed(word).then_some(if cached { word | CACHED } else { word & !CACHED }));
+    }
+
+    /// Notes whether the log of the write-back cache names the slab.
+    pub(crate) fn set_logged(&self, logged: bool) {
+        self.update(|word| Some(if logged { word | LOGGED } else { word & !LOGGED }));
     }
 
     /// Whether [`Entry::clean_if_idle`] would do it now.

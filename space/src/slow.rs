@@ -4,9 +4,8 @@
 //! ```text
 //!   read    hold ─▶ the best copy; after an error the next one
 //!   write   busy ─▶ unmapped: allocate ┐
-//!                   clean: make dirty  ┴─ durable ─▶ payload to all copies
-//!   failed copy of a mirror ─▶ the member is lost ─▶ recorded ─▶ the write is answered
-//!   no space on a member    ─▶ an error of the request; the slab is unequal until it is resynced
+//!                   clean: make dirty  ┴─ durable ─▶ payload to all copies: `copies.rs`
+//!           small, to a slow slab: to the log of the cache, when there is room
 //! ```
 //!
 //! A new slab is zeroed on all its members and synced before the map names it. A sequential writer
@@ -14,14 +13,16 @@
 
 use crate::{
     busy::Busy,
+    cache::{Cache, Found as Logged, sums_of_blocks},
+    copies::{DIRTY_GROUP, Payload, no_copy},
     file::SpaceFile,
     member::Member,
     pool::lock,
-    slab_table::{Entry, Slab},
+    slab_table::Slab,
     sums::{have_sums, is_whole, whole_blocks},
 };
 use diskwright_format::space::{
-    Copy, FILE_SLABS_MAX,
+    Copy, SUM_BYTES,
     change::{Change, SlabRun, SlabState, Tier},
     superblock::{Class, MemberState},
 };
@@ -31,10 +32,6 @@ use std::{io, ops::Range, sync::Arc};
 /// Most slabs that are allocated at once, and unmapped at once.
 const AHEAD_MAX: u32 = 64;
 
-/// Slabs that become dirty together: an aligned group of this many.
-pub(crate) const DIRTY_GROUP: u32 = 16;
-const _: () = assert!(FILE_SLABS_MAX.is_multiple_of(DIRTY_GROUP));
-
 /// The class of the members that get the new slabs of a tier, as long as there is room.
 pub(crate) fn first_class(tier: Tier) -> Class {
     match tier {
@@ -43,15 +40,8 @@ pub(crate) fn first_class(tier: Tier) -> Class {
     }
 }
 
-/// What is written.
-#[derive(Clone, std::marker::Copy)]
-enum Payload<'a> {
-    Bytes(&'a [u8]),
-    Zeros(u64),
-}
-
-/// What a read of a slab has found.
-#[derive(Debug, Clone, std::marker::Copy, PartialEq, Eq)]
+/// What a read of a slab has found; the worst last.
+#[derive(Debug, Clone, std::marker::Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Found {
     /// All is well.
     Intact,
@@ -61,6 +51,16 @@ enum Found {
     NoSums,
     /// No copy has the checksums.
     Lost,
+}
+
+/// Whether a write has entered the log of the cache.
+#[derive(Debug, Clone, std::marker::Copy, PartialEq, Eq)]
+enum Entered {
+    Yes,
+    /// It does not belong there.
+    No,
+    /// There was no room after all.
+    Full,
 }
 
 impl SpaceFile {
@@ -91,11 +91,7 @@ impl SpaceFile {
         };
         loop {
             if let Some(slab) = entry.hold_for_read() {
-                let read = if slab.is_sealed() {
-                    self.read_sealed(index, slab, within_bytes, piece)
-                } else {
-                    self.read_copies(slab, within_bytes, piece).map(|()| Found::Intact)
-                };
+                let read = self.read_found(index, slab, within_bytes, piece);
                 entry.release(1);
                 return match read? {
                     Found::Intact => Ok(()),
@@ -125,12 +121,55 @@ impl SpaceFile {
         }
     }
 
+    /// Reads from the log of the cache what is there, and the rest from the copies. The caller holds
+    /// the slab, or has it for itself.
+    fn read_found(&self, index: u32, slab: Slab, within_bytes: u64, piece: &mut [u8]) -> io::Result<Found> {
+        let Some(cache) = self.pool.cache().filter(|_| slab.is_logged()) else {
+            return self.read_slab_itself(index, slab, within_bytes, piece);
+        };
+        let (mut worst, mut done) = (Found::Intact, 0);
+        while done < piece.len() {
+            let at = within_bytes + done as u64;
+            let (block, lead) = (at / SUM_BYTES, (at % SUM_BYTES) as usize);
+            let (found, sum) = {
+                let inner = cache.inner();
+                let key = (self.file.number, index);
+                (inner.ring.find(key, block as u16), inner.ring.sum_of(key, block as u16))
+            };
+            let rest = &mut piece[done..];
+            match (found, sum) {
+                (Logged::Logged { position, .. }, Some(sum)) => {
+                    let len = rest.len().min(SUM_BYTES as usize - lead);
+                    let mut whole = [0; SUM_BYTES as usize];
+                    cache.read(&self.pool, position, &[sum], &mut whole)?;
+                    rest[..len].copy_from_slice(&whole[lead..lead + len]);
+                    done += len;
+                }
+                (Logged::Logged { .. }, None) => {}
+                (Logged::Not { blocks }, _) => {
+                    let len = rest.len().min((blocks * SUM_BYTES) as usize - lead);
+                    worst = worst.max(self.read_slab_itself(index, slab, at, &mut rest[..len])?);
+                    done += len;
+                }
+            }
+        }
+        Ok(worst)
+    }
+
+    fn read_slab_itself(&self, index: u32, slab: Slab, within_bytes: u64, piece: &mut [u8]) -> io::Result<Found> {
+        if slab.is_sealed() {
+            self.read_sealed(index, slab, within_bytes, piece)
+        } else {
+            self.pool.read_copies(&self.file, slab, within_bytes, piece).map(|()| Found::Intact)
+        }
+    }
+
     /// Reads from a copy of a sealed slab that has its checksums. The caller holds the slab.
     fn read_sealed(&self, index: u32, slab: Slab, within_bytes: u64, piece: &mut [u8]) -> io::Result<Found> {
         let mut sums = self.pool.sums_of(&self.file, index)?;
         loop {
             let Some(known) = sums else {
-                return self.read_copies(slab, within_bytes, piece).map(|()| Found::NoSums);
+                return self.pool.read_copies(&self.file, slab, within_bytes, piece).map(|()| Found::NoSums);
             };
             let found = self.read_with_sums((index, slab), &known, within_bytes, piece)?;
             if found != Found::Lost {
@@ -158,7 +197,7 @@ impl SpaceFile {
         } else {
             vec![0; (blocks.end - blocks.start) as usize]
         };
-        let best = self.best_copy(slab);
+        let best = self.pool.best_copy(&self.file, slab);
         let others = slab.good_copies().filter(|copy| Some(*copy) != best);
         let (mut failure, mut found) = (None, Found::Intact);
         for copy in best.into_iter().chain(others) {
@@ -178,31 +217,12 @@ impl SpaceFile {
         }
         if !self.file.table.entry(index).load().is_sealed() {
             // It was written meanwhile, so it does not have the checksums any more.
-            return self.read_copies(slab, within_bytes, piece).map(|()| Found::Intact);
+            return self.pool.read_copies(&self.file, slab, within_bytes, piece).map(|()| Found::Intact);
         }
         if found == Found::Intact {
-            return Err(failure.unwrap_or_else(|| self.no_copy()));
+            return Err(failure.unwrap_or_else(no_copy));
         }
         Ok(Found::Lost)
-    }
-
-    /// Reads from the best copy, or from another one if that fails.
-    fn read_copies(&self, slab: Slab, within_bytes: u64, piece: &mut [u8]) -> io::Result<()> {
-        let best = self.best_copy(slab);
-        let others = slab.good_copies().filter(|copy| Some(*copy) != best && !slab.is_unequal());
-        let mut failure = None;
-        for copy in best.into_iter().chain(others) {
-            let Some(member) = self.pool.live_member(copy.member) else { continue };
-            match member.store.read_at(piece, copy.offset_bytes(self.pool.slab_shift()) + within_bytes) {
-                Ok(()) => return Ok(()),
-                Err(error) => failure = Some(error),
-            }
-        }
-        Err(failure.unwrap_or_else(|| self.no_copy()))
-    }
-
-    fn no_copy(&self) -> io::Error {
-        io::Error::other("no member that holds a valid copy of this range is there")
     }
 
     pub(crate) fn write_slabs(&self, mut buf: &[u8], offset_bytes: u64) -> io::Result<()> {
@@ -216,66 +236,107 @@ impl SpaceFile {
 
     fn write_slab(&self, index: u32, within_bytes: u64, payload: Payload<'_>) -> io::Result<()> {
         let entry = self.file.table.entry(index);
+        loop {
+            if let (Payload::Bytes(bytes), Some(cache)) = (payload, self.pool.cache())
+                && self.enters_slowly(cache, index, within_bytes, bytes.len() as u64)
+            {
+                let blocks = whole_blocks(within_bytes..within_bytes + bytes.len() as u64);
+                cache.admit(&self.pool, (blocks.end - blocks.start) / SUM_BYTES)?;
+                match self.write_logged(cache, index, within_bytes, bytes)? {
+                    Entered::Yes => return Ok(()),
+                    Entered::No => {}
+                    Entered::Full => {
+                        self.pool.make_room()?;
+                        continue;
+                    }
+                }
+            }
+            let busy = Busy::wait(&self.pool, entry);
+            self.pool.require_journal()?;
+            if entry.load().state().is_none() {
+                self.allocate_at(index)?;
+            }
+            if self.unlogged(index)? {
+                return self.pool.write_busy(&self.file, index, within_bytes, payload);
+            }
+            drop(busy);
+            self.pool.make_room()?;
+        }
+    }
+
+    /// As `SpaceFile::enters`, for a write that takes the slow way.
+    fn enters_slowly(&self, cache: &Cache, index: u32, within_bytes: u64, len_bytes: u64) -> bool {
+        if !cache.takes(len_bytes) {
+            return false;
+        }
+        let slab = self.file.table.entry(index).load();
+        let end_bytes = (u64::from(index) << self.pool.slab_shift()) + within_bytes + len_bytes;
+        slab.is_logged()
+            || slab.state().is_some()
+                && self.pool.is_slow(slab.good_copies())
+                && !self.file.heat.was_sequential(index, end_bytes)
+    }
+
+    /// Writes to the log of the cache. Parts of blocks are completed with what is there.
+    fn write_logged(&self, cache: &Cache, index: u32, within_bytes: u64, bytes: &[u8]) -> io::Result<Entered> {
+        let entry = self.file.table.entry(index);
         let _busy = Busy::wait(&self.pool, entry);
         self.pool.require_journal()?;
-        match entry.load().state() {
-            None => self.allocate_at(index)?,
-            Some(SlabState::Clean | SlabState::Sealed) => self.make_dirty(index)?,
-            Some(SlabState::Dirty) => {}
-        }
-        self.write_copies(entry, within_bytes, payload)
-    }
-
-    /// Writes to all good copies of a busy, dirty slab.
-    fn write_copies(&self, entry: &Entry, within_bytes: u64, payload: Payload<'_>) -> io::Result<()> {
-        let result = self.write_each_copy(entry, within_bytes, payload);
-        // Also after a failure: something may have been written.
-        entry.written(self.pool.epoch());
-        result
-    }
-
-    fn write_each_copy(&self, entry: &Entry, within_bytes: u64, payload: Payload<'_>) -> io::Result<()> {
         let slab = entry.load();
-        let (mut done, mut failed) = (0, Vec::new());
-        for copy in slab.good_copies() {
-            let Some(member) = self.pool.live_member(copy.member) else { continue };
-            let at = copy.offset_bytes(self.pool.slab_shift()) + within_bytes;
-            let result = match payload {
-                Payload::Bytes(bytes) => member.store.write_at(bytes, at),
-                Payload::Zeros(len_bytes) => {
-                    member.store.zero_range(FileRange { offset_bytes: at, len_bytes }, Zeroing::Keep)
-                }
-            };
-            member.written();
-            match result {
-                Ok(()) => done += 1,
-                Err(error) => failed.push((copy.member, error)),
+        if slab.state().is_none() || !slab.is_logged() && !self.pool.is_slow(slab.good_copies()) {
+            return Ok(Entered::No);
+        }
+        let blocks = whole_blocks(within_bytes..within_bytes + bytes.len() as u64);
+        let mut around = Vec::new();
+        let whole = if is_whole(within_bytes, bytes.len() as u64) {
+            bytes
+        } else {
+            around.resize((blocks.end - blocks.start) as usize, 0);
+            if self.read_found(index, slab, blocks.start, &mut around)? == Found::Lost {
+                // A write of whole blocks only can mend it.
+                return Ok(Entered::No);
             }
+            let lead = (within_bytes - blocks.start) as usize;
+            around[lead..lead + bytes.len()].copy_from_slice(bytes);
+            &around[..]
+        };
+        let (key, block) = ((self.file.number, index), (blocks.start / SUM_BYTES) as u16);
+        let (ticket, place) = {
+            let mut inner = cache.inner();
+            let Some((ticket, position)) = inner.ring.reserve(key, block, whole.len() as u64 / SUM_BYTES, 1, true)
+            else {
+                return Ok(Entered::Full);
+            };
+            entry.set_logged(true);
+            inner.ring.note(ticket, sums_of_blocks(whole));
+            (ticket, cache.place_of(&inner.ring, position))
+        };
+        let log = cache.file.table.entry(place.0).load();
+        let live = log.good_copies().filter(|copy| self.pool.live_member(copy.member).is_some()).count();
+        if live < usize::from(self.file.copies) {
+            // Too few members are left for the log.
+            cache.cancel(ticket);
+            return Ok(Entered::No);
         }
-        if let Some((_, error)) = failed.iter().find(|(_, error)| done == 0 || is_full(error)) {
-            // The copies may have different contents now.
-            entry.set_unequal(slab.good_copies().count() > 1);
-            return Err(io::Error::new(error.kind(), error.to_string()));
-        }
-        if done == 0 {
-            return Err(self.no_copy());
-        }
-        for (number, error) in failed {
-            self.pool.lose(number, &error)?;
-        }
-        // Another thread may have seen a member fail a moment ago.
-        self.pool.wait_for_records()
+        let written = self.pool.write_beside_others(&cache.file, place.0, place.1, whole);
+        cache.ended(&mut cache.inner(), ticket, written.is_ok());
+        written.map(|()| Entered::Yes)
     }
 
-    /// Makes a clean slab dirty, with its neighbours, durably.
-    fn make_dirty(&self, index: u32) -> io::Result<()> {
+    /// Makes a busy slab one that the log does not name, with its neighbours. `false` if there is no
+    /// room in the log to say so.
+    fn unlogged(&self, index: u32) -> io::Result<bool> {
+        if !self.file.table.entry(index).load().is_logged() {
+            return Ok(true);
+        }
         let first = index - index % DIRTY_GROUP;
-        let change = Change::State { file: self.file.number, first, count: DIRTY_GROUP, state: SlabState::Dirty };
-        let mut state = lock(self.pool_state());
-        let ticket = self.pool.append(&mut state, &change);
-        state.dirtying.push((self.file.number, first, ticket));
-        drop(state);
-        self.pool.wait(ticket)
+        let mut busy = Vec::new();
+        for other in (first..first + DIRTY_GROUP).filter(|&other| other != index) {
+            let Some(entry) = self.file.table.get(other).filter(|entry| entry.load().is_logged()) else { continue };
+            busy.extend(Busy::try_now(&self.pool, entry).map(|busy| (other, busy)));
+        }
+        let slabs: Vec<u32> = busy.iter().map(|(other, _)| *other).chain([index]).collect();
+        self.pool.unlog(&self.file, &slabs)
     }
 
     /// Allocates an unmapped slab, which is busy. A sequential writer gets the next ones too.
@@ -379,7 +440,7 @@ impl SpaceFile {
     /// Makes the copies of new slabs zeros, durably. The error comes with the member.
     fn zero_new(&self, taken: &[Vec<Copy>]) -> Result<(), (u8, io::Error)> {
         let mut members = 0_u64;
-        let member = |number: u8| self.pool.live_member(number).ok_or_else(|| (number, self.no_copy()));
+        let member = |number: u8| self.pool.live_member(number).ok_or_else(|| (number, no_copy()));
         for copy in taken.iter().flatten() {
             let offset_bytes = copy.offset_bytes(self.pool.slab_shift());
             let range = FileRange { offset_bytes, len_bytes: self.pool.slab_bytes() };
@@ -448,27 +509,39 @@ impl SpaceFile {
 
     fn zero_slab(&self, index: u32, within_bytes: u64, len_bytes: u64) -> io::Result<()> {
         let entry = self.file.table.entry(index);
-        let _busy = Busy::wait(&self.pool, entry);
-        self.pool.require_journal()?;
-        match entry.load().state() {
-            None => return Ok(()),
-            Some(SlabState::Clean | SlabState::Sealed) => self.make_dirty(index)?,
-            Some(SlabState::Dirty) => {}
+        loop {
+            let busy = Busy::wait(&self.pool, entry);
+            self.pool.require_journal()?;
+            if entry.load().state().is_none() {
+                return Ok(());
+            }
+            if self.unlogged(index)? {
+                return self.pool.write_busy(&self.file, index, within_bytes, Payload::Zeros(len_bytes));
+            }
+            drop(busy);
+            self.pool.make_room()?;
         }
-        self.write_copies(entry, within_bytes, Payload::Zeros(len_bytes))
     }
 
     /// Unmaps the mapped slabs of a range, durably. Only those that this thread has for itself: one
     /// that is mapped meanwhile may be in use.
     fn unmap(&self, slabs: Range<u32>) -> io::Result<()> {
-        let mut busy: Vec<(u32, Busy<'_>)> = Vec::new();
-        for index in slabs {
-            let Some(entry) = self.file.table.get(index) else { continue };
-            let claimed = Busy::wait(&self.pool, entry);
-            if entry.load().state().is_some() {
-                busy.push((index, claimed));
+        let busy = loop {
+            let mut busy: Vec<(u32, Busy<'_>)> = Vec::new();
+            for index in slabs.clone() {
+                let Some(entry) = self.file.table.get(index) else { continue };
+                let claimed = Busy::wait(&self.pool, entry);
+                if entry.load().state().is_some() {
+                    busy.push((index, claimed));
+                }
             }
-        }
+            let claimed: Vec<u32> = busy.iter().map(|(index, _)| *index).collect();
+            if self.pool.unlog(&self.file, &claimed)? {
+                break busy;
+            }
+            drop(busy);
+            self.pool.make_room()?;
+        };
         self.pool.require_journal()?;
         let mut changes: Vec<Change<'_>> = Vec::new();
         for &(index, _) in &busy {

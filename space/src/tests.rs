@@ -58,7 +58,7 @@ impl Bench {
     }
 
     /// Copies of the members as they are now, under another name.
-    fn snapshot(&self, name: &str) -> Self {
+    pub(crate) fn snapshot(&self, name: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let paths = self.paths.iter().map(|path| {
             let copy = dir.path().join(format!("{name}-{}", path.file_name().unwrap().to_string_lossy()));

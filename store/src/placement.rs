@@ -3,6 +3,7 @@
 //! ```text
 //!   part of a request ─▶ Placement::place ─┬─▶ a part for each copy, in the member's file
 //!                                          └─▶ no copy: the store's own methods, in the pool
+//!   start of a write   ─▶ Placement::note, if it was asked for
 //!   end of a read      ─▶ Placement::is_intact, if it was asked for
 //!   end of such a part ─▶ Placement::release ─ failed ─▶ the store's own methods repeat it
 //!   sync               ─▶ Placement::unsynced ─▶ a sync of each of these members
@@ -47,14 +48,21 @@ pub struct Placed {
     pub is_zero: bool,
     /// Whether a read must be compared by [`Placement::is_intact`] when it has ended.
     pub is_checked: bool,
+    /// Whether [`Placement::note`] must see the bytes of a write before it starts.
+    pub is_noted: bool,
     /// Passed to [`Placement::release`] once for each copy.
     pub hold: u64,
 }
 
 /// The placement of a store; see the module documentation. No method waits for I/O.
 pub trait Placement: Send + Sync + fmt::Debug {
-    /// Where the first bytes of `range`, which is not empty, lie; and holds them there.
-    fn place(&self, range: FileRange, access: Access) -> Placed;
+    /// Where the first bytes of `range`, which is not empty, lie; and holds them there. `may_note`:
+    /// a write may have [`Placed::is_noted`]. Its bytes do not change until it has ended, and it
+    /// need not be durable by itself.
+    fn place(&self, range: FileRange, access: Access, may_note: bool) -> Placed;
+    /// The bytes of a write for which [`Placed::is_noted`] was set. Called before the first transfer
+    /// to a copy starts.
+    fn note(&self, hold: u64, bytes: &[u8]);
 
     /// The transfer to or from one copy has ended. After a failure the engine repeats it by the
     /// store's own methods.

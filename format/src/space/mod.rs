@@ -16,11 +16,13 @@
 //! - [`change`]: a change of the map: which slabs a file has, in which state they are
 //! - [`journal`]: a block of changes; the header of a checkpoint, whose contents are changes too
 //! - [`sums`]: the checksums of a sealed slab
+//! - [`cache`]: the log of the write-back cache
 //!
 //! What must hold: the superblock with the highest generation counts. Its areas are read; the
 //! checkpoint with the highest sequence number is the beginning, and the blocks of the journal from
 //! this number on are applied in order, as long as each one names the checksum of the one before.
 
+pub mod cache;
 pub mod change;
 pub mod journal;
 pub mod sums;

@@ -130,6 +130,7 @@ impl Pool {
             pool.failing.fetch_or(missing, Ordering::AcqRel);
             pool.lost.fetch_or(missing, Ordering::AcqRel);
         }
+        pool.open_cache()?;
         Ok(pool)
     }
 
@@ -201,6 +202,7 @@ impl Pool {
             served: Default::default(),
             heat_saved: AtomicU64::new(0),
             heat_loaded: AtomicBool::new(false),
+            write_cache: OnceLock::new(),
             sums_cache: SumsCache::new(newest.slab_shift),
             sealing: Mutex::default(),
             records: Mutex::default(),

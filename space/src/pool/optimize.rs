@@ -61,7 +61,7 @@ impl Pool {
     }
 
     /// Numbers of the members of a class that get new slabs.
-    pub(super) fn active_of(&self, class: Class) -> Vec<u8> {
+    pub(crate) fn active_of(&self, class: Class) -> Vec<u8> {
         let state = lock(&self.state);
         let is_active =
             |number: u8| state.superblock.member(number).is_some_and(|row| row.state == MemberState::Active);

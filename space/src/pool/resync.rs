@@ -11,7 +11,7 @@
 //! equal a slab is *unequal*: only that copy is read, so a reader never sees two contents in turn.
 
 use super::{FileState, Pool, State, lock};
-use crate::{busy::Busy, member::Member, slab_table::Slab, slow::DIRTY_GROUP};
+use crate::{busy::Busy, copies::DIRTY_GROUP, member::Member, slab_table::Slab};
 use diskwright_format::space::{
     Copy, SUM_BYTES,
     change::{Change, SlabState},
@@ -237,6 +237,7 @@ impl Pool {
         let mut enough = true;
         let mut buffers = None;
         for file in self.all_files() {
+            let Some(_kept) = self.keep(&file) else { continue };
             for (index, entry) in file.table.mapped(0..1 << 32) {
                 let slab = entry.load();
                 let has_stale = slab.stale() != 0 && self.live_copies(slab).iter().any(|(.., stale)| *stale);
@@ -307,6 +308,8 @@ impl Pool {
         if !self.is_writable {
             return Ok(());
         }
+        // What entered the cache counts only when a header names it.
+        self.sync_all()?;
         self.make_idle_clean()?;
         if self.is_closed.load(Ordering::Acquire) {
             return Ok(());

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A read that the store wants to be compared is compared before the release. Bytes that are wrong
-//! count as a failure.
+//! count as a failure. A write that the store wants to see is shown to it before its first part
+//! starts.
 //!
 //! Invariant: a part of a copy is released exactly once, when its transfer has ended and before its
 //! request does. A failed one then becomes a part of the store itself, which the store's own
@@ -47,6 +48,9 @@ impl Engine {
             return self.part_ended(index, Ok(()));
         }
         let Some(mut placed) = self.place(&rest) else { return self.by_own_methods(index) };
+        if placed.is_noted {
+            self.note(&rest, &placed);
+        }
         if placed.count == 1 && placed.len_bytes >= rest.len_bytes {
             return self.become_the_copy(index, &placed);
         }
@@ -77,6 +81,9 @@ impl Engine {
                 Some(next) => placed = next,
                 None => break,
             }
+            if placed.is_noted {
+                self.note(&rest, &placed);
+            }
         }
         for failed in self.to_repeat.take().unwrap_or_default() {
             self.by_own_methods(failed);
@@ -89,7 +96,25 @@ impl Engine {
     fn place(&self, rest: &Part) -> Option<Placed> {
         let range = FileRange { offset_bytes: rest.file_offset_bytes, len_bytes: rest.len_bytes };
         let placement = self.placement(rest.target).filter(|_| rest.len_bytes > 0)?;
-        Some(placement.place(range, rest.access()))
+        let may_note = rest.action == Action::Write { durable: false } && !rest.is_foreign;
+        Some(placement.place(range, rest.access(), may_note))
+    }
+
+    /// Shows the store the bytes of a write that was placed.
+    fn note(&mut self, part: &Part, placed: &Placed) {
+        let len_bytes = placed.len_bytes.min(part.len_bytes) as usize;
+        let memory = Span { address: part.address, len_bytes };
+        let holder = self.slots.get(part.slot);
+        if holder.clashes(memory, false) {
+            return holder.fail(overlapping_parts());
+        }
+        // SAFETY: the memory is the slot's own or shared with it, alive and initialised. It belongs
+        // to this process (`is_foreign` is not set), no loan writes to it, and the kernel only reads
+        // it.
+        let bytes = unsafe { std::slice::from_raw_parts(part.address, len_bytes) };
+        if let Some(placement) = self.placement(part.target) {
+            placement.note(placed.hold, bytes);
+        }
     }
 
     /// Makes a part the part of its only copy. Most reads have one, so they take no second part.

@@ -29,6 +29,8 @@ struct Mirror {
     first_is_lost: AtomicBool,
     /// The byte that intact contents begin with, for reads that are checked.
     intact: Mutex<Option<u8>>,
+    /// Whether it wants to see the bytes of writes.
+    is_curious: AtomicBool,
 }
 
 impl Mirror {
@@ -41,6 +43,7 @@ impl Mirror {
             said,
             first_is_lost: AtomicBool::new(false),
             intact: Mutex::default(),
+            is_curious: AtomicBool::new(false),
         })
     }
 
@@ -64,7 +67,7 @@ fn on_member(offset_bytes: u64) -> u64 {
 }
 
 impl Placement for Mirror {
-    fn place(&self, range: FileRange, access: Access) -> Placed {
+    fn place(&self, range: FileRange, access: Access, may_note: bool) -> Placed {
         let len_bytes = range.len_bytes.min(UNIT - range.offset_bytes % UNIT);
         if range.offset_bytes / UNIT == 11 {
             return Placed { len_bytes, is_zero: true, ..Placed::default() };
@@ -78,8 +81,13 @@ impl Placement for Mirror {
             placed.copies[member] = CopyAt { member: member as u8, offset_bytes: on_member(range.offset_bytes) };
         }
         placed.is_checked = access == Access::Read && self.intact.lock().unwrap().is_some();
+        placed.is_noted = may_note && self.is_curious.load(Ordering::Relaxed);
         self.held.fetch_add(count as i64, Ordering::Relaxed);
         placed
+    }
+
+    fn note(&self, hold: u64, bytes: &[u8]) {
+        self.say(format!("a note of {hold}: {} bytes, {}", bytes.len(), bytes[0]));
     }
 
     fn is_intact(&self, hold: u64, offset_bytes: u64, bytes: &[u8]) -> bool {
@@ -221,6 +229,32 @@ fn a_read_that_is_not_intact_is_repeated_by_the_store() {
             }
             assert_eq!(mirror.take_said(), expected, "{kind:?}");
         }
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "opens files")]
+fn a_store_sees_the_bytes_of_writes_that_need_not_be_durable() {
+    for kind in kinds() {
+        let directory = tempfile::tempdir().unwrap();
+        let mirror = Mirror::new(members_in(directory.path(), 2, true));
+        mirror.is_curious.store(true, Ordering::Relaxed);
+        let store: Arc<dyn Store> = mirror.clone();
+        let mut engine = Engine::new(kind, 8, None).unwrap();
+        let target = engine.add_target(&store).unwrap();
+        let all_said = || std::mem::take(&mut *mirror.said.lock().unwrap());
+        let (half, unit) = (UNIT as usize / 2, UNIT as usize);
+        engine.write_one(1, 0, target, 2 * UNIT, buf_of(|at| (at / half) as u8, unit), half..unit, false);
+        reaped(&mut engine).0.unwrap();
+        let said = all_said();
+        assert_eq!((said.len(), &said[0][..]), (3, "a note of 2: 2048 bytes, 1"), "{kind:?}");
+        // Two pieces: the second one is placed after the first one was started.
+        engine.write_one(1, 0, target, 4 * UNIT - 512, buf_of(|_| 5, 1024), 0..1024, false);
+        reaped(&mut engine).0.unwrap();
+        assert!(all_said().contains(&"a note of 4: 512 bytes, 5".to_owned()));
+        engine.write_one(1, 0, target, 2 * UNIT, buf_of(|_| 7, unit), 0..unit, true);
+        reaped(&mut engine).0.unwrap();
+        assert!(!all_said().iter().any(|said| said.contains("note")), "{kind:?}: a durable write has no note");
     }
 }
 

@@ -1,0 +1,311 @@
+//! What is in the log goes to its slabs, so that the log has room again.
+//!
+//! ```text
+//!   a round   headers for what has none ─▶ the oldest groups ─▶ their slabs, by address
+//!             ─▶ each: for itself, its live blocks from the log to its copies
+//!             ─▶ sync ─▶ anchor ─▶ sync ─▶ the tail moves
+//!   unlog     one slab and its neighbours: destaged ─▶ sync ─▶ a row that forgets them ─▶ sync
+//! ```
+//!
+//! Of a slab all live blocks are destaged, not only the oldest: it is visited once.
+//!
+//! Writers to a log that is nearly full get as many blocks as were destaged, slab by slab. So they
+//! are slowed down evenly, to the speed of the slow members.
+
+use super::{Cache, Live, SlabKey, ring::Oldest};
+use crate::{
+    busy::Busy,
+    copies::{DIRTY_GROUP, Payload},
+    pool::{FileState, Pool, lock},
+};
+use diskwright_format::space::{
+    BLOCK_BYTES,
+    change::{Change, SlabState},
+};
+use std::{
+    io,
+    sync::{
+        Arc, PoisonError, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Threads that destage, so that a slow member has several requests to choose from.
+const THREADS: usize = 4;
+
+/// A log that is fuller than one part in this many is destaged.
+const FULL: u64 = 4;
+
+/// What is in the log for this long is destaged.
+const OLD: Duration = Duration::from_secs(30);
+
+/// How long the worker sleeps if nobody wakes it.
+const PAUSE: Duration = Duration::from_millis(500);
+
+impl Pool {
+    /// Destages the oldest `blocks` of the log, or all if there are fewer. Returns whether there
+    /// was anything.
+    pub(crate) fn destage(&self, blocks: u64) -> io::Result<bool> {
+        let Some(cache) = self.cache() else { return Ok(false) };
+        let _one = lock(&cache.destaging);
+        cache.flush(self)?;
+        let Some(oldest) = cache.inner().ring.oldest(blocks) else { return Ok(false) };
+        let slabs = self.by_address(&oldest);
+        self.make_all_dirty(&slabs)?;
+        let granted = oldest.blocks / slabs.len().max(1) as u64;
+        let next = AtomicUsize::new(0);
+        let work = || -> io::Result<()> {
+            while let Some(&key) = slabs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                self.destage_slab(cache, key)?;
+                cache.inner().ring.grant(granted);
+                cache.moved.notify_all();
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let others: Vec<_> = (1..THREADS.min(slabs.len())).map(|_| scope.spawn(work)).collect();
+            let first = work();
+            others.into_iter().map(|other| other.join().unwrap_or(Ok(()))).fold(first, |all, one| all.and(one))
+        })?;
+        self.sync_members()?;
+        let (anchor, place) = {
+            let inner = cache.inner();
+            let anchor = inner.ring.anchor_at(oldest.end);
+            (anchor, anchor.number % 2 * BLOCK_BYTES as u64)
+        };
+        self.write_beside_others(&cache.file, 0, place, &anchor.to_block(self.id()))?;
+        self.sync_members()?;
+        let mut inner = cache.inner();
+        inner.ring.advance(&anchor, |key| {
+            // While the lock is held: a write that enters sets it again.
+            if let Some(file) = self.file(key.0) {
+                file.table.entry(key.1).set_logged(false);
+            }
+        });
+        inner.failure = None;
+        drop(inner);
+        cache.moved.notify_all();
+        Ok(true)
+    }
+
+    /// Destages everything, as long as nothing new enters. Blocks that cannot be read stay.
+    pub(crate) fn destage_everything(&self) -> io::Result<()> {
+        let live = || self.cache().map_or(0, |cache| cache.inner().ring.live());
+        let mut before = live();
+        while self.destage(u64::MAX)? {
+            let left = live();
+            if left > 0 && left >= before {
+                break;
+            }
+            before = left;
+        }
+        Ok(())
+    }
+
+    /// The slabs of the oldest groups, in the order in which they lie on the members.
+    fn by_address(&self, oldest: &Oldest) -> Vec<SlabKey> {
+        let mut slabs = oldest.slabs.clone();
+        slabs.sort_by_cached_key(|&(file, index)| {
+            let slab = self.file(file).and_then(|file| Some(file.table.get(index)?.load()));
+            slab.and_then(|slab| slab.copies().into_iter().flatten().next()).map(|copy| (copy.member, copy.slab))
+        });
+        slabs
+    }
+
+    /// Makes slabs dirty with one commit.
+    fn make_all_dirty(&self, slabs: &[SlabKey]) -> io::Result<()> {
+        let mut groups: Vec<SlabKey> = Vec::new();
+        for &(number, index) in slabs {
+            let state = self.file(number).and_then(|file| file.table.get(index)?.load().state());
+            if matches!(state, Some(SlabState::Clean | SlabState::Sealed)) {
+                groups.push((number, index - index % DIRTY_GROUP));
+            }
+        }
+        groups.sort_unstable();
+        groups.dedup();
+        if groups.is_empty() {
+            return Ok(());
+        }
+        let mut state = lock(self.state());
+        let mut last = None;
+        for (file, first) in groups {
+            let change = Change::State { file, first, count: DIRTY_GROUP, state: SlabState::Dirty };
+            let ticket = self.append(&mut state, &change);
+            state.dirtying.push((file, first, ticket));
+            last = Some(ticket);
+        }
+        drop(state);
+        last.map_or(Ok(()), |ticket| self.wait(ticket))
+    }
+
+    fn destage_slab(&self, cache: &Cache, key: SlabKey) -> io::Result<()> {
+        let file = self.file(key.0);
+        // Its slabs must not become another file's while they are written.
+        let Some((file, _kept)) = file.as_ref().and_then(|file| Some((file, self.keep(file)?))) else {
+            cache.inner().ring.drop_slab(key);
+            return Ok(());
+        };
+        let Some(entry) = file.table.get(key.1) else { return Ok(()) };
+        let _busy = Busy::wait(self, entry);
+        self.destage_busy(cache, file, key.1)
+    }
+
+    /// Writes the live blocks of a busy slab to its copies. Durable with the next sync.
+    fn destage_busy(&self, cache: &Cache, file: &FileState, index: u32) -> io::Result<()> {
+        let key = (file.number, index);
+        let live = cache.inner().ring.live_of(key);
+        if file.table.entry(index).load().state().is_none() {
+            // It was unmapped when it was forgotten already.
+            cache.inner().ring.drop_slab(key);
+            return Ok(());
+        }
+        let follows = |one: &(u16, Live), next: &(u16, Live)| one.0 + 1 == next.0;
+        for run in live.chunk_by(follows) {
+            let mut bytes = vec![0; run.len() * BLOCK_BYTES];
+            let mut good = Vec::new();
+            for ((block, live), buf) in run.iter().zip(bytes.chunks_mut(BLOCK_BYTES)) {
+                match cache.read(self, live.position, &[live.sum], buf) {
+                    Ok(()) => good.push((*block, *live)),
+                    Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                        self.warn(format!(
+                            "pool {}: {}: block {block} of it: {error}",
+                            self.name(),
+                            self.described(file, index)
+                        ));
+                        // The slab has older contents, which must not be taken for these. The block
+                        // stays in the log as it is, and reading it is an error until it is written.
+                        self.carry(cache, key, *block, live.sum, buf)?;
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            if good.len() == run.len() {
+                let at = u64::from(run[0].0) * BLOCK_BYTES as u64;
+                self.write_busy(file, index, at, Payload::Bytes(&bytes))?;
+            } else {
+                for (block, _) in &good {
+                    let at = usize::from(block - run[0].0) * BLOCK_BYTES;
+                    let piece = Payload::Bytes(&bytes[at..at + BLOCK_BYTES]);
+                    self.write_busy(file, index, u64::from(*block) * BLOCK_BYTES as u64, piece)?;
+                }
+            }
+            cache.inner().ring.destaged(key, &good);
+        }
+        Ok(())
+    }
+
+    /// Puts a block at the head of the log, with a checksum that it does not have.
+    fn carry(&self, cache: &Cache, key: SlabKey, block: u16, sum: u32, bytes: &[u8]) -> io::Result<()> {
+        let (ticket, place) = {
+            let mut inner = cache.inner();
+            let full = || io::Error::new(io::ErrorKind::StorageFull, "the write-back cache is full");
+            let (ticket, position) = inner.ring.reserve(key, block, 1, 1, true).ok_or_else(full)?;
+            inner.ring.note(ticket, vec![sum]);
+            (ticket, cache.place_of(&inner.ring, position))
+        };
+        let written = self.write_beside_others(&cache.file, place.0, place.1, bytes);
+        cache.ended(&mut cache.inner(), ticket, written.is_ok());
+        written
+    }
+
+    /// Makes room in a log that is full.
+    pub(crate) fn make_room(&self) -> io::Result<()> {
+        let Some(cache) = self.cache() else { return Ok(()) };
+        let chunk = cache.chunk();
+        self.destage(chunk).map(|_| ())
+    }
+
+    /// Makes the log name none of these slabs any more, durably, so that they may be written past
+    /// it. Their blocks in the log are written to them before. The caller has the slabs for itself.
+    /// `false` if the log is full: [`Pool::make_room`] helps, without the slabs.
+    pub(crate) fn unlog(&self, file: &FileState, slabs: &[u32]) -> io::Result<bool> {
+        let Some(cache) = self.cache() else { return Ok(true) };
+        let is_logged = |index: &u32| file.table.get(*index).is_some_and(|entry| entry.load().is_logged());
+        let slabs: Vec<u32> = slabs.iter().copied().filter(is_logged).collect();
+        if slabs.is_empty() {
+            return Ok(true);
+        }
+        slabs.iter().try_for_each(|&index| self.destage_busy(cache, file, index))?;
+        self.sync_members()?;
+        let keys: Vec<SlabKey> = slabs.iter().map(|&index| (file.number, index)).collect();
+        {
+            let mut inner = cache.inner();
+            if !inner.ring.forget(&keys) {
+                return Ok(false);
+            }
+            cache.unwritten.fetch_add(keys.len() as u64, Ordering::AcqRel);
+        }
+        self.sync_all()?;
+        let mut inner = cache.inner();
+        for &(_, index) in &keys {
+            inner.ring.remove((file.number, index));
+            file.table.entry(index).set_logged(false);
+        }
+        Ok(true)
+    }
+}
+
+impl Cache {
+    /// Blocks of a round.
+    pub(super) fn chunk(&self) -> u64 {
+        self.inner().ring.len() / 32
+    }
+
+    /// Whether the log should be destaged now.
+    fn is_due(&self, pool: &Pool) -> bool {
+        // While a member is lost, the log may be the only place that has a block.
+        let has_lost = pool.has_lost();
+        let inner = self.inner();
+        let ring = &inner.ring;
+        let is_waited_for = inner.turn != inner.next_turn;
+        is_waited_for || has_lost && ring.live() > 0 || ring.used() > ring.len() / FULL || ring.age() > OLD
+    }
+}
+
+/// Starts the thread that destages, until the pool is dropped.
+pub(crate) fn start_worker(pool: &Arc<Pool>) {
+    let Some(cache) = pool.cache().cloned() else { return };
+    if cache.has_worker.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let weak = Arc::downgrade(pool);
+    let worker = Arc::clone(&cache);
+    let spawned = thread::Builder::new().name("space-cache".into()).spawn(move || work(&worker, &weak));
+    if spawned.is_err() {
+        // Writers make room themselves.
+        cache.has_worker.store(false, Ordering::Release);
+    }
+}
+
+fn work(cache: &Cache, weak: &Weak<Pool>) {
+    let mut looked = Instant::now();
+    loop {
+        let guard = cache.inner();
+        if guard.turn == guard.next_turn {
+            drop(cache.wanted.wait_timeout(guard, PAUSE).unwrap_or_else(PoisonError::into_inner));
+        } else {
+            drop(guard);
+        }
+        let Some(pool) = weak.upgrade() else { return };
+        if looked.elapsed() > PAUSE {
+            // Only what a header names grows old.
+            looked = Instant::now();
+            let _ = cache.flush(&pool);
+        }
+        while cache.is_due(&pool) {
+            match pool.destage(cache.chunk()) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    pool.warn(format!("pool {}: the write-back cache cannot be emptied: {error}", pool.name()));
+                    cache.inner().failure = Some(error.to_string());
+                    cache.moved.notify_all();
+                    thread::sleep(PAUSE);
+                    break;
+                }
+            }
+        }
+    }
+}

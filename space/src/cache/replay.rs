@@ -1,0 +1,220 @@
+//! A cache is created, found when its pool is opened, and removed.
+//!
+//! ```text
+//!   anchors, the newer one ─▶ header ─▶ header ─▶ ... ─▶ a block that does not continue them
+//!   rows    ─▶ of two for the same block the newer one; none that is older than a row that forgets
+//!   headers that were perhaps not durable ─▶ their blocks must have their checksums
+//! ```
+//!
+//! The slabs of the log were made equal before, like all that were dirty. A block that a flush has
+//! promised is on all copies then; of one that it has not, any contents will do.
+
+use super::{Cache, LOG, SlabKey, ring::Ring};
+use crate::{
+    error::{Result, SpaceError, called},
+    pool::{FileState, NewFile, Pool, lock},
+};
+use diskwright_format::space::{
+    BLOCK_BYTES,
+    cache::{Anchor, CACHE_BYTES, Header, HeaderPlace, Row, RowKind},
+    change::Tier,
+};
+use std::{
+    collections::{HashMap, HashSet},
+    io,
+    path::Path,
+    sync::{Arc, atomic::Ordering},
+};
+
+/// Size of a cache if none is given.
+pub const CACHE_BYTES_DEFAULT: u64 = 1 << 30;
+
+/// Reads the log, a slab at a time.
+struct Reader<'a> {
+    pool: &'a Pool,
+    file: &'a FileState,
+    slab: Option<u32>,
+    bytes: Vec<u8>,
+}
+
+impl Reader<'_> {
+    /// The block of the log's file with this number.
+    fn block(&mut self, number: u64) -> io::Result<&[u8]> {
+        let slab_blocks = self.pool.slab_bytes() / BLOCK_BYTES as u64;
+        let index = (number / slab_blocks) as u32;
+        if self.slab != Some(index) {
+            let entry = self.file.table.get(index).and_then(|entry| entry.hold_for_read().map(|slab| (entry, slab)));
+            let (entry, slab) = entry.ok_or_else(|| io::Error::other("a slab of the log is not mapped"))?;
+            self.bytes.resize(self.pool.slab_bytes() as usize, 0);
+            let read = self.pool.read_copies(self.file, slab, 0, &mut self.bytes);
+            entry.release(1);
+            self.slab = read.map(|()| Some(index))?;
+        }
+        let at = (number % slab_blocks) as usize * BLOCK_BYTES;
+        Ok(&self.bytes[at..at + BLOCK_BYTES])
+    }
+}
+
+impl Pool {
+    /// Opens the cache of the pool, if it has one: reads what is in its log.
+    pub(crate) fn open_cache(&self) -> Result<()> {
+        let Some(file) = self.file_named(LOG) else { return Ok(()) };
+        let failed = |error| SpaceError::io("read its write-back cache", Path::new(self.name()), error);
+        let ring = self.read_log(&file).map_err(failed)?;
+        let Some((ring, durable)) = ring else {
+            let why = "neither place of the anchor of its write-back cache is valid";
+            return Err(SpaceError::BadMap { pool: called(self.name(), self.id()), why: why.into() });
+        };
+        for (number, index) in ring.slabs() {
+            if let Some(entry) = self.file(number).as_ref().and_then(|file| file.table.get(index)) {
+                entry.set_logged(true);
+            }
+        }
+        if self.is_writable() {
+            // After a crash of the program they may be in the page cache only.
+            self.live_members().for_each(|member| member.written());
+        }
+        let cache = Arc::new(Cache::new(file, self.slab_shift(), ring, durable));
+        let has_more = self.is_writable() && cache.has_unwritten();
+        let _ = self.cache_cell().set(cache);
+        // What a replay must not apply is recorded before anything is written.
+        if has_more { self.sync_all().map_err(failed) } else { Ok(()) }
+    }
+
+    /// What is in the log, and the sequence number before which all headers are durable. `None` if it
+    /// has no anchor.
+    fn read_log(&self, file: &FileState) -> io::Result<Option<(Ring, u64)>> {
+        let mut reader = Reader { pool: self, file, slab: None, bytes: Vec::new() };
+        let file_blocks = file.len_bytes.load(Ordering::Acquire) / BLOCK_BYTES as u64;
+        let slab_blocks = self.slab_bytes() / BLOCK_BYTES as u64;
+        if file_blocks < slab_blocks || file_blocks < 4 {
+            return Ok(None);
+        }
+        let mut anchors = Vec::new();
+        for number in 0..2 {
+            anchors.extend(Anchor::parse(reader.block(number)?, self.id()));
+        }
+        let Some(anchor) = anchors.into_iter().max_by_key(|anchor| anchor.number) else { return Ok(None) };
+        let mut ring = Ring::new(file_blocks, slab_blocks, anchor);
+        let mut groups: Vec<(HeaderPlace, Header)> = Vec::new();
+        let mut place = anchor.first;
+        // Within one lap of the tail. A header that leads further is none.
+        let end = anchor.tail.saturating_add(ring.len());
+        while place.position < end
+            && let Some(header) = Header::parse(reader.block(ring.file_block(place.position))?, self.id(), place)
+            && header.next.position < end
+        {
+            let next = header.next;
+            groups.push((place, header));
+            place = next;
+        }
+        let durable = groups.last().map_or(anchor.first.sequence, |(_, header)| header.durable);
+        let all_rows = || groups.iter().flat_map(|(_, header)| &header.rows);
+        let mut forgotten: HashMap<SlabKey, u64> = HashMap::new();
+        for row in all_rows().filter(|row| row.kind == RowKind::Forget) {
+            let upto = forgotten.entry((row.file, row.index)).or_default();
+            *upto = (*upto).max(row.position);
+        }
+        let void = |row: &&Row| row.kind == RowKind::Void;
+        let mut void: HashSet<u64> = all_rows().filter(void).map(|row| row.position).collect();
+        let mut torn = Vec::new();
+        for (place, header) in &groups {
+            let mut rows: Vec<Row> = Vec::new();
+            for row in &header.rows {
+                let is_in_log = row.position >= anchor.tail && row.position < end;
+                let is_old = forgotten.get(&(row.file, row.index)).is_some_and(|&upto| row.position < upto);
+                let is_block = row.kind == RowKind::Block;
+                if is_block
+                    && (!is_in_log || is_old || u64::from(row.block) >= slab_blocks || void.contains(&row.position))
+                {
+                    continue;
+                }
+                let is_checked = is_block && place.sequence >= durable;
+                if is_checked && crc32c::crc32c(reader.block(ring.file_block(row.position))?) != row.sum {
+                    // The flush that would have made it durable was not answered.
+                    void.insert(row.position);
+                    torn.push(*row);
+                    continue;
+                }
+                rows.push(*row);
+            }
+            ring.replay(&rows, header.next);
+        }
+        let keys: Vec<SlabKey> = ring.slabs().collect();
+        for key in keys {
+            // Those of a removed file.
+            let slab = self.file(key.0).and_then(|file| file.table.get(key.1)?.load().state());
+            if slab.is_none() {
+                ring.drop_slab(key);
+            }
+        }
+        ring.void(torn);
+        let highest_file = all_rows().map(|row| row.file).max().unwrap_or_default();
+        // Rows of a removed file must not be taken for those of a later one.
+        let mut state = lock(self.state());
+        state.next_file = state.next_file.max(highest_file.saturating_add(1));
+        Ok(Some((ring, durable)))
+    }
+
+    /// Gives the pool a write-back cache of about `len_bytes`, with as many copies as its disks
+    /// have by default.
+    ///
+    /// # Errors
+    /// [`SpaceError::Usage`] for another size than 4 MiB to 64 GiB, without fast and slow members,
+    /// with fewer fast members than copies, or if the pool has a cache; [`SpaceError::Io`].
+    pub fn create_cache(self: &Arc<Self>, len_bytes: u64) -> Result<()> {
+        let usage = |what: String| Err(SpaceError::Usage { what: format!("pool {}: {what}", self.name()) });
+        if !CACHE_BYTES.contains(&len_bytes) {
+            return usage(format!("a write-back cache of {len_bytes} bytes: it must have 4 MiB to 64 GiB"));
+        }
+        let copies = self.default_copies();
+        let fast = self.active_of(diskwright_format::space::superblock::Class::Ssd).len();
+        if !self.is_tiered() || fast < usize::from(copies) {
+            return usage(format!(
+                "a write-back cache needs slow members, and {copies} fast ones for its copies; it has {fast} fast ones"
+            ));
+        }
+        if self.file_named(LOG).is_some() {
+            return usage("it has a write-back cache; remove it first".into());
+        }
+        let len_bytes = len_bytes.next_multiple_of(self.slab_bytes());
+        self.create_unchecked(LOG, NewFile { len_bytes, copies, tier: Tier::Fast })?;
+        let made = self.fill_cache(len_bytes);
+        if made.is_err() {
+            let _ = self.remove_file(LOG);
+        }
+        made
+    }
+
+    fn fill_cache(self: &Arc<Self>, len_bytes: u64) -> Result<()> {
+        let failed = |error| SpaceError::io("allocate its write-back cache", Path::new(self.name()), error);
+        let store = self.open_file(LOG, true, diskwright_store::LockMode::None)?;
+        store.allocate_slabs(0, len_bytes).map_err(failed)?;
+        let anchor = Anchor { first: HeaderPlace { sequence: 1, ..HeaderPlace::default() }, number: 0, tail: 0 };
+        let block = anchor.to_block(self.id());
+        let written = (0..2).try_for_each(|at| store.write_slabs(&block, at * BLOCK_BYTES as u64));
+        written.and_then(|()| self.sync_members()).map_err(failed)?;
+        self.open_cache()
+    }
+
+    /// Empties the write-back cache and removes it. It is used no more, and a new one is used when
+    /// the pool is opened again.
+    ///
+    /// # Errors
+    /// [`SpaceError::Usage`] if there is none; [`SpaceError::Io`]: it stays then.
+    pub fn remove_cache(&self) -> Result<()> {
+        let Some(cache) = self.cache().filter(|_| self.file_named(LOG).is_some()) else {
+            let what = format!("pool {}: it has no write-back cache", self.name());
+            return Err(SpaceError::Usage { what });
+        };
+        cache.is_closing.store(true, Ordering::SeqCst);
+        let failed = |error| SpaceError::io("empty its write-back cache", Path::new(self.name()), error);
+        self.destage_everything().map_err(failed)?;
+        let left = cache.inner().ring.slabs().count();
+        if left > 0 {
+            let what = format!("pool {}: {left} slabs still have blocks in the cache; run it again", self.name());
+            return Err(SpaceError::Usage { what });
+        }
+        self.remove_file(LOG)
+    }
+}

@@ -1,0 +1,483 @@
+//! What the log of the cache holds, in memory: which blocks are in it, and which of them are free.
+//!
+//! ```text
+//!   tail ── groups: a header and the blocks that it names ── fresh blocks ── head ── free ── tail
+//!
+//!   reserve ─▶ transfer ─▶ ended: live, and fresh ─▶ take_rows: named by a header
+//!   live ─ written again ─▶ dead          live ─ destaged ─▶ dead
+//!   oldest ─▶ their slabs are destaged ─▶ anchor, durable ─▶ advance: the tail moves
+//! ```
+//!
+//! Positions only grow; see the format. Invariant: a block is used again only after the tail has
+//! passed it, and the tail passes a group only when all slabs that it names were destaged by a
+//! thread that had each of them for itself. So nobody reads a block that is used again: who reads
+//! holds the slab.
+//!
+//! A slab stays in the table until the tail has passed all of its rows. While it is there, a replay
+//! would apply them, so nothing may be written to the slab past the log.
+
+use diskwright_format::space::{
+    BLOCK_BYTES,
+    cache::{Anchor, HeaderPlace, RING_AT, ROWS_MAX, Row, RowKind, put_header},
+};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    time::{Duration, Instant},
+};
+use uuid::Uuid;
+
+/// A slab of a file: number of the file, index of the slab.
+pub(crate) type SlabKey = (u32, u32);
+
+/// Blocks that only headers take, so that a full log can still be flushed and forget slabs.
+const MARGIN: u64 = 64;
+
+/// A block of a slab whose newest contents are in the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Live {
+    pub(crate) position: u64,
+    pub(crate) sum: u32,
+}
+
+/// Blocks that are being written.
+#[derive(Debug)]
+struct Pending {
+    key: SlabKey,
+    block: u16,
+    position: u64,
+    sums: Vec<u32>,
+    /// Transfers that have not ended.
+    left: u8,
+    ok: bool,
+}
+
+/// What is known about a slab that the log names.
+#[derive(Debug, Default)]
+struct Logged {
+    live: BTreeMap<u16, Live>,
+    /// Writes under way, and rows that no header names yet.
+    open: u32,
+    /// The last header that names it.
+    last_sequence: u64,
+}
+
+/// A header, and what it names.
+#[derive(Debug)]
+struct Group {
+    place: HeaderPlace,
+    /// The lowest position of its blocks.
+    lowest: u64,
+    slabs: BTreeSet<SlabKey>,
+    born: Instant,
+}
+
+/// A header that is to be written.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub(crate) position: u64,
+    pub(crate) block: Box<[u8; BLOCK_BYTES]>,
+    /// Number of its rows.
+    pub(crate) rows: u64,
+}
+
+/// The oldest part of the log.
+#[derive(Debug)]
+pub(crate) struct Oldest {
+    /// The slabs that it names.
+    pub(crate) slabs: Vec<SlabKey>,
+    /// Sequence number of the first header after it.
+    pub(crate) end: u64,
+    /// Its length in blocks.
+    pub(crate) blocks: u64,
+}
+
+/// A transfer to the log has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// Others have not.
+    NotAll,
+    /// It was the last one.
+    All,
+}
+
+/// What a block of a slab is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// So many blocks that follow one another in the log.
+    Logged { position: u64, blocks: u64 },
+    /// So many blocks are not in the log.
+    Not { blocks: u64 },
+}
+
+/// See the module documentation.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    /// Length of the ring, and blocks of a slab.
+    blocks: u64,
+    slab_blocks: u64,
+    head: u64,
+    tail: u64,
+    pending: HashMap<u32, Pending>,
+    next_ticket: u32,
+    fresh: Vec<Row>,
+    slabs: HashMap<SlabKey, Logged>,
+    groups: VecDeque<Group>,
+    /// The header that is written next; its block is reserved.
+    next: HeaderPlace,
+    anchor: u64,
+    /// Blocks that may be reserved although the log is nearly full: as many as were destaged.
+    credits: u64,
+}
+
+impl Ring {
+    /// An empty ring of a file with `file_blocks`, whose first header will be at `next`.
+    pub(crate) fn new(file_blocks: u64, slab_blocks: u64, anchor: Anchor) -> Self {
+        Self {
+            blocks: file_blocks - RING_AT,
+            slab_blocks,
+            head: anchor.first.position + 1,
+            tail: anchor.tail,
+            pending: HashMap::new(),
+            next_ticket: 0,
+            fresh: Vec::new(),
+            slabs: HashMap::new(),
+            groups: VecDeque::new(),
+            next: anchor.first,
+            anchor: anchor.number,
+            credits: 0,
+        }
+    }
+
+    /// Adds a header that was read: the one at [`Ring::next_place`].
+    pub(crate) fn replay(&mut self, rows: &[Row], next: HeaderPlace) {
+        let (place, mut lowest, mut slabs) = (self.next, self.next.position, BTreeSet::new());
+        for row in rows {
+            let key = (row.file, row.index);
+            slabs.insert(key);
+            let slab = self.slabs.entry(key).or_default();
+            slab.last_sequence = place.sequence;
+            if row.kind == RowKind::Block {
+                lowest = lowest.min(row.position);
+                slab.put(row.block, Live { position: row.position, sum: row.sum });
+            }
+        }
+        self.groups.push_back(Group { place, lowest, slabs, born: Instant::now() });
+        self.next = next;
+        self.head = self.head.max(next.position + 1);
+    }
+
+    /// Forgets what was logged of a slab that does not exist any more.
+    pub(crate) fn drop_slab(&mut self, key: SlabKey) {
+        if let Some(slab) = self.slabs.get_mut(&key) {
+            slab.live.clear();
+        }
+    }
+
+    /// Makes rows that say that these rows do not count.
+    pub(crate) fn void(&mut self, rows: impl IntoIterator<Item = Row>) {
+        for row in rows {
+            self.slabs.entry((row.file, row.index)).or_default().open += 1;
+            self.fresh.push(Row { kind: RowKind::Void, ..row });
+        }
+    }
+
+    pub(crate) fn next_place(&self) -> HeaderPlace {
+        self.next
+    }
+
+    /// The slabs that the log names.
+    pub(crate) fn slabs(&self) -> impl Iterator<Item = SlabKey> {
+        self.slabs.keys().copied()
+    }
+
+    /// The block of the file at a position.
+    pub(crate) fn file_block(&self, position: u64) -> u64 {
+        RING_AT + position % self.blocks
+    }
+
+    /// How many blocks from a position on follow one another in one slab of the file.
+    fn straight(&self, position: u64) -> u64 {
+        let to_end = self.blocks - position % self.blocks;
+        to_end.min(self.slab_blocks - self.file_block(position) % self.slab_blocks)
+    }
+
+    /// Length in blocks.
+    pub(crate) fn len(&self) -> u64 {
+        self.blocks
+    }
+
+    /// Blocks that are not free.
+    pub(crate) fn used(&self) -> u64 {
+        self.head - self.tail
+    }
+
+    /// Blocks whose newest contents are only here.
+    pub(crate) fn live(&self) -> u64 {
+        self.slabs.values().map(|slab| slab.live.len() as u64).sum()
+    }
+
+    /// Rows that no header names.
+    pub(crate) fn fresh(&self) -> usize {
+        self.fresh.len()
+    }
+
+    /// How long ago the oldest header was written.
+    pub(crate) fn age(&self) -> Duration {
+        self.groups.front().map_or(Duration::ZERO, |group| group.born.elapsed())
+    }
+
+    fn free(&self) -> u64 {
+        (self.tail + self.blocks).saturating_sub(self.head)
+    }
+
+    /// Blocks that headers may still take for what is under way.
+    fn owed(&self) -> u64 {
+        (self.fresh.len() / ROWS_MAX) as u64 + 2 + 2 * self.pending.len() as u64
+    }
+
+    /// When fewer blocks than this are free, writers get only as many as are destaged.
+    fn low_water(&self) -> u64 {
+        (self.blocks / 8).max(MARGIN)
+    }
+
+    /// Whether writers must wait for blocks to be destaged.
+    pub(crate) fn is_low(&self) -> bool {
+        self.free() < self.low_water()
+    }
+
+    /// Admits a write of `count` blocks, if the log is not low or as much was destaged.
+    pub(crate) fn admit(&mut self, count: u64) -> bool {
+        if !self.is_low() {
+            return true;
+        }
+        let left = self.credits.checked_sub(count);
+        self.credits = left.unwrap_or(self.credits);
+        left.is_some()
+    }
+
+    /// Reserves blocks of the log for a write, with `copies` transfers. Returns the ticket of the
+    /// write and its position. `None` if the log is full; if the write was not `admitted`, also if
+    /// it is low.
+    pub(crate) fn reserve(
+        &mut self,
+        key: SlabKey,
+        block: u16,
+        count: u64,
+        copies: u8,
+        admitted: bool,
+    ) -> Option<(u32, u64)> {
+        let mut position = self.head;
+        while self.straight(position) < count {
+            position += self.straight(position);
+        }
+        let taken = position + count - self.head;
+        let left = self.free().checked_sub(taken + self.owed() + MARGIN)?;
+        if !admitted && left < self.low_water() {
+            return None;
+        }
+        self.head = position + count;
+        while self.pending.contains_key(&self.next_ticket) {
+            self.next_ticket = (self.next_ticket + 1) % (1 << 30);
+        }
+        let ticket = self.next_ticket;
+        self.next_ticket = (ticket + 1) % (1 << 30);
+        let pending = Pending { key, block, position, sums: Vec::new(), left: copies, ok: true };
+        self.pending.insert(ticket, pending);
+        self.slabs.entry(key).or_default().open += 1;
+        Some((ticket, position))
+    }
+
+    /// Sets the number of transfers of a write, before the first one.
+    pub(crate) fn expect(&mut self, ticket: u32, copies: u8) {
+        if let Some(pending) = self.pending.get_mut(&ticket) {
+            pending.left = copies;
+        }
+    }
+
+    /// Notes the checksums of the blocks of a write.
+    pub(crate) fn note(&mut self, ticket: u32, sums: Vec<u32>) {
+        if let Some(pending) = self.pending.get_mut(&ticket) {
+            pending.sums = sums;
+        }
+    }
+
+    /// The slab and the position of a write.
+    pub(crate) fn position_of(&self, ticket: u32) -> Option<u64> {
+        self.pending.get(&ticket).map(|pending| pending.position)
+    }
+
+    /// A transfer of a write has ended. With the last one its blocks are live, if all succeeded.
+    pub(crate) fn ended(&mut self, ticket: u32, ok: bool) -> Ended {
+        let Some(pending) = self.pending.get_mut(&ticket) else { return Ended::All };
+        pending.ok &= ok;
+        pending.left = pending.left.saturating_sub(1);
+        if pending.left > 0 {
+            return Ended::NotAll;
+        }
+        let Some(Pending { key, block, position, sums, ok, .. }) = self.pending.remove(&ticket) else {
+            return Ended::All;
+        };
+        let slab = self.slabs.entry(key).or_default();
+        slab.open -= 1;
+        if ok {
+            for (step, sum) in (0..).zip(sums) {
+                let (block, position) = (block + step as u16, position + step);
+                slab.put(block, Live { position, sum });
+                slab.open += 1;
+                self.fresh.push(Row { file: key.0, index: key.1, block, kind: RowKind::Block, position, sum });
+            }
+        }
+        Ended::All
+    }
+
+    /// What the log has of a slab from `block` on.
+    pub(crate) fn find(&self, key: SlabKey, block: u16) -> Found {
+        let rest = self.slab_blocks - u64::from(block);
+        let Some(slab) = self.slabs.get(&key) else { return Found::Not { blocks: rest } };
+        let mut from = slab.live.range(block..);
+        match from.next() {
+            Some((&first, live)) if first == block => {
+                let position = live.position;
+                let most = self.straight(position);
+                let next = |(step, (&other, live)): (u64, (&u16, &Live))| {
+                    u64::from(other) == u64::from(block) + step && live.position == position + step && step < most
+                };
+                let more = (1..).zip(from).take_while(|&(step, row)| next((step, row))).count() as u64;
+                Found::Logged { position, blocks: 1 + more }
+            }
+            Some((&first, _)) => Found::Not { blocks: u64::from(first - block) },
+            None => Found::Not { blocks: rest },
+        }
+    }
+
+    /// The checksum of a block whose newest contents are in the log.
+    pub(crate) fn sum_of(&self, key: SlabKey, block: u16) -> Option<u32> {
+        self.slabs.get(&key)?.live.get(&block).map(|live| live.sum)
+    }
+
+    /// The live blocks of a slab.
+    pub(crate) fn live_of(&self, key: SlabKey) -> Vec<(u16, Live)> {
+        self.slabs.get(&key).into_iter().flat_map(|slab| &slab.live).map(|(&block, &live)| (block, live)).collect()
+    }
+
+    /// Blocks of a slab were written to where they belong. The caller has the slab for itself.
+    pub(crate) fn destaged(&mut self, key: SlabKey, blocks: &[(u16, Live)]) {
+        if let Some(slab) = self.slabs.get_mut(&key) {
+            slab.live.retain(|block, live| !blocks.contains(&(*block, *live)));
+        }
+    }
+
+    /// From now on as many more blocks may be reserved although the log is nearly full.
+    pub(crate) fn grant(&mut self, blocks: u64) {
+        self.credits = (self.credits + blocks).min(self.free());
+    }
+
+    /// Makes rows that end everything that the log has of these slabs. `false` if there is no room
+    /// for the header. The caller has the slabs for itself.
+    pub(crate) fn forget(&mut self, keys: &[SlabKey]) -> bool {
+        if self.free() < self.owed() + 2 + (keys.len() / ROWS_MAX) as u64 {
+            return false;
+        }
+        for &(file, index) in keys {
+            self.fresh.push(Row { file, index, block: 0, kind: RowKind::Forget, position: self.head, sum: 0 });
+            self.slabs.entry((file, index)).or_default().open += 1;
+        }
+        true
+    }
+
+    /// Removes slabs whose end is durable. The caller has them for itself.
+    pub(crate) fn remove(&mut self, key: SlabKey) {
+        self.slabs.remove(&key);
+    }
+
+    /// Makes a header of rows that have none. `None` if all have one.
+    pub(crate) fn take_rows(&mut self, pool: Uuid, durable: u64) -> Option<Taken> {
+        if self.fresh.is_empty() {
+            return None;
+        }
+        let rest = self.fresh.split_off(self.fresh.len().min(ROWS_MAX));
+        let rows = std::mem::replace(&mut self.fresh, rest);
+        let place = self.next;
+        let next_position = self.head;
+        self.head += 1;
+        let (block, next) = put_header(pool, place, next_position, durable, &rows);
+        self.next = next;
+        let mut slabs = BTreeSet::new();
+        for row in &rows {
+            let key = (row.file, row.index);
+            slabs.insert(key);
+            // Not there if its file was removed.
+            if let Some(slab) = self.slabs.get_mut(&key) {
+                slab.open = slab.open.saturating_sub(1);
+                slab.last_sequence = place.sequence;
+            }
+        }
+        let lowest = positions(&rows).fold(place.position, u64::min);
+        self.groups.push_back(Group { place, lowest, slabs, born: Instant::now() });
+        Some(Taken { position: place.position, block: Box::new(block), rows: rows.len() as u64 })
+    }
+
+    /// The oldest groups, with at least `blocks` if there are as many. `None` if there are no groups.
+    pub(crate) fn oldest(&self, blocks: u64) -> Option<Oldest> {
+        let mut keys = BTreeSet::new();
+        let mut end = None;
+        for (group, next) in
+            self.groups.iter().zip(self.groups.iter().skip(1).map(|group| group.place).chain([self.next]))
+        {
+            keys.extend(group.slabs.iter().copied());
+            end = Some(next);
+            if next.position - self.tail >= blocks {
+                break;
+            }
+        }
+        let HeaderPlace { sequence, position, .. } = end?;
+        Some(Oldest { slabs: keys.into_iter().collect(), end: sequence, blocks: position - self.tail })
+    }
+
+    /// The anchor of a log that begins at header `end`.
+    pub(crate) fn anchor_at(&self, end: u64) -> Anchor {
+        let left = || self.groups.iter().filter(|group| group.place.sequence >= end);
+        let first = left().next().map_or(self.next, |group| group.place);
+        let lowest = left().map(|group| group.lowest);
+        let pending = self.pending.values().map(|pending| pending.position);
+        let fresh = positions(&self.fresh);
+        let tail = lowest.chain(pending).chain(fresh).min().unwrap_or(first.position).min(first.position);
+        Anchor { first, number: self.anchor + 1, tail }
+    }
+
+    /// The log begins at `anchor`, durably. `clear` is called for each slab that it does not name
+    /// any more.
+    pub(crate) fn advance(&mut self, anchor: &Anchor, mut clear: impl FnMut(SlabKey)) {
+        self.anchor = anchor.number;
+        self.tail = anchor.tail;
+        while let Some(group) = self.groups.pop_front_if(|group| group.place.sequence < anchor.first.sequence) {
+            for key in group.slabs {
+                let is_done = |slab: &Logged| {
+                    slab.live.is_empty() && slab.open == 0 && slab.last_sequence < anchor.first.sequence
+                };
+                if self.slabs.get(&key).is_some_and(is_done) {
+                    self.slabs.remove(&key);
+                    clear(key);
+                }
+            }
+        }
+        if !self.is_low() {
+            self.credits = 0;
+        }
+    }
+}
+
+/// The positions of the blocks that rows name.
+fn positions(rows: &[Row]) -> impl Iterator<Item = u64> {
+    rows.iter().filter(|row| row.kind == RowKind::Block).map(|row| row.position)
+}
+
+impl Logged {
+    /// The block has new contents, unless newer ones are there.
+    fn put(&mut self, block: u16, new: Live) {
+        let live = self.live.entry(block).or_insert(new);
+        if live.position < new.position {
+            *live = new;
+        }
+    }
+}
