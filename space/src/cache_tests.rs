@@ -257,7 +257,7 @@ fn a_cache_is_removed_when_it_is_empty() {
     let pool = bench.open();
     assert!(pool.cache().is_none() && contents(&file(&pool)) == bytes);
     pool.create_cache(6 * MIB).unwrap();
-    for (bytes, why) in [(1, "4 MiB to 64 GiB"), (1 << 40, "4 MiB to 64 GiB")] {
+    for (bytes, why) in [(1, "1 MiB to 64 GiB"), (1 << 40, "1 MiB to 64 GiB")] {
         assert!(pool.create_cache(bytes).unwrap_err().to_string().contains(why));
     }
 }

@@ -40,7 +40,7 @@ pub const ROWS_MAX: usize = (BLOCK_BYTES - ROWS_AT) / ROW_BYTES;
 /// Where the ring begins, in blocks.
 pub const RING_AT: u64 = 2;
 /// The smallest and the largest cache in bytes.
-pub const CACHE_BYTES: std::ops::RangeInclusive<u64> = 4 << 20..=64 << 30;
+pub const CACHE_BYTES: std::ops::RangeInclusive<u64> = 1 << 20..=64 << 30;
 
 /// Where a header lies, and what it must continue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

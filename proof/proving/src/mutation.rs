@@ -35,6 +35,8 @@ pub enum Phase {
     Scrub,
     /// Slabs of a pool move between members.
     Migrate,
+    /// Blocks of a pool's cache go to their slabs.
+    Destage,
     /// Closing.
     Close,
     /// A command: create or convert.

@@ -14,6 +14,9 @@
 //!
 //! A member that vanishes fails every operation from then on; its file stays as it was, and is
 //! there again when a state is judged: a copy that is old must never be shown.
+//!
+//! With a write-back cache the disk is on the slow members. Long writes pass by the cache; others,
+//! outside of what the ledger knows, fill it.
 
 use crate::{
     dice::Dice,
@@ -44,6 +47,8 @@ const DISK_BYTES: u64 = 8 * SLAB_BYTES;
 const MEMBER_BYTES: u64 = (1 << 20) + 18 * (SLAB_BYTES + 4096) + 4096;
 /// Slabs of a member that its area may have.
 const AREA_SLABS: u64 = 4;
+/// Size of the cache: the smallest.
+const CACHE_BYTES: u64 = 1 << 20;
 /// Requests of a run.
 const REQUESTS: u64 = 40;
 /// The same when the journal is to go round.
@@ -77,13 +82,20 @@ pub struct SpaceCase {
     pub fate: Fate,
     /// Whether half of the members are slow, and slabs move between the tiers.
     pub tiers: bool,
-    /// Whether slabs are mapped and unmapped all the time, so that the journal goes round.
+    /// Whether there is a write-back cache.
+    pub cache: bool,
+    /// Whether slabs are mapped and unmapped all the time, so that the journal goes round; or so
+    /// much is written that the log of the cache does.
     pub churns: bool,
 }
 
 /// All cases.
-pub fn all() -> [SpaceCase; 9] {
-    let case = |name, members, copies, fate| SpaceCase { name, members, copies, fate, tiers: false, churns: false };
+pub fn all() -> [SpaceCase; 13] {
+    let case = |name, members, copies, fate| {
+        let (tiers, cache, churns) = (false, false, false);
+        SpaceCase { name, members, copies, fate, tiers, cache, churns }
+    };
+    let cached = |name, copies, fate| SpaceCase { tiers: true, cache: true, ..case(name, 4, copies, fate) };
     [
         case("space, one member", 1, 1, Fate::Stay),
         case("space, two copies", 2, 2, Fate::Stay),
@@ -94,6 +106,10 @@ pub fn all() -> [SpaceCase; 9] {
         case("space, a member rots", 2, 2, Fate::Rot),
         SpaceCase { tiers: true, ..case("space, tiers", 4, 2, Fate::Stay) },
         SpaceCase { churns: true, ..case("space, churning", 1, 1, Fate::Stay) },
+        cached("space, a cache", 2, Fate::Stay),
+        cached("space, a cache of one copy", 1, Fate::Stay),
+        cached("space, a cache, and a member vanishes", 2, Fate::Vanish),
+        SpaceCase { churns: true, ..cached("space, a cache, churning", 2, Fate::Stay) },
     ]
 }
 
@@ -335,7 +351,10 @@ impl SpaceCase {
         let count = 1 + dice.below(window.first + window.count - first);
         let choice = match dice.below(20) {
             // Discards, which unmap slabs, and writes, which map them: a commit each.
-            choice if self.churns && choice > 2 => 9 + choice % 2 * 3,
+            choice if self.churns && !self.cache && choice > 2 => 9 + choice % 2 * 3,
+            8..=10 if self.cache && self.churns => return self.fill_cache(session, dice),
+            9 if self.cache => 20,
+            17 if self.cache => 21,
             17 | 18 if self.tiers => 19,
             choice => choice,
         };
@@ -378,6 +397,21 @@ impl SpaceCase {
                 record(ledger);
                 return Ok(());
             }
+            20 => {
+                // Too long for the cache.
+                let count = (128 << 10) / 512;
+                let start = first.saturating_sub(dice.below(count)).min(DISK_BYTES / 512 - count);
+                let mut bytes = vec![0; (count * 512) as usize];
+                stamp(&mut bytes, start, version);
+                world.phase(Some(Phase::Command));
+                let announced = ledger.announce(start, count, version);
+                record(ledger);
+                (announced, false, session.queue.write(start * 512, &bytes, false))
+            }
+            21 => {
+                world.phase(Some(Phase::Destage));
+                return session.pool.destage(dice.below(200)).map(|_| ()).map_err(failed);
+            }
             16 | 17 => return session.pool.tick().map(|_| ()).map_err(failed),
             18 => {
                 world.phase(Some(Phase::Scrub));
@@ -389,6 +423,17 @@ impl SpaceCase {
         result.map_err(failed)?;
         ledger.acknowledge(announced, durable);
         record(ledger);
+        Ok(())
+    }
+
+    /// Writes blocks that the ledger does not know.
+    fn fill_cache(&self, session: &mut Session, dice: &mut Dice) -> Outcome {
+        for _ in 0..4 {
+            let blocks = 1 + dice.below(16);
+            let at = dice.below(DISK_BYTES / SLAB_BYTES) * SLAB_BYTES + (16 + dice.below(16)) * 4096;
+            let bytes = vec![dice.below(256) as u8; (blocks * 4096) as usize];
+            session.queue.write(at, &bytes, false).map_err(|error| error.to_string())?;
+        }
         Ok(())
     }
 
@@ -531,13 +576,23 @@ impl Case for SpaceCase {
             .enumerate()
             .map(|(number, path)| NewMember { path: path.clone(), class: self.class_of(number) })
             .collect();
-        let options =
-            PoolCreateOptions { slab_bytes: SLAB_BYTES, files: world.files(), ..PoolCreateOptions::default() };
+        let options = PoolCreateOptions {
+            slab_bytes: SLAB_BYTES,
+            copies: self.cache.then_some(self.copies),
+            files: world.files(),
+            ..PoolCreateOptions::default()
+        };
         Pool::create("vault", &members, &options).map_err(|error| error.to_string())?;
         let options = PoolOptions { writable: true, files: world.files(), ..PoolOptions::default() };
         let pool = Pool::open(&paths, &options).map_err(|error| error.to_string())?;
-        let new = NewFile { len_bytes: DISK_BYTES, copies: self.copies, tier: Tier::Any };
-        pool.create_file("disk", new).map_err(|error| error.to_string())
+        let pool = Arc::new(pool);
+        let tier = if self.cache { Tier::Slow } else { Tier::Any };
+        let new = NewFile { len_bytes: DISK_BYTES, copies: self.copies, tier };
+        pool.create_file("disk", new).map_err(|error| error.to_string())?;
+        if self.cache {
+            pool.create_cache(CACHE_BYTES).map_err(|error| error.to_string())?;
+        }
+        Ok(())
     }
 
     fn run(&self, stage: &Stage<Ledger>, seed: u64) -> Outcome {

@@ -12,9 +12,9 @@ use diskwright_proving::{
 /// Number of shares of the states: each kind of disk has one, all creations together one, all
 /// conversions two, all snapshots one, all clones and new links one each, all merges one, all moves
 /// one, all moves in use one, all applications of exports one, all compactions one, all repairs
-/// one, all tracked disks one, all resizes two, all spaces three, all crowds eight.
+/// one, all tracked disks one, all resizes two, all spaces four, all crowds eight.
 fn shares() -> u64 {
-    disk::all().len() as u64 + 26
+    disk::all().len() as u64 + 27
 }
 
 fn of_kind(name: &str) {
@@ -302,6 +302,6 @@ fn several_queues() {
 #[test]
 fn spaces() {
     for case in space::all() {
-        power_cuts(&case, 2 * shares());
+        power_cuts(&case, 3 * shares());
     }
 }

@@ -45,9 +45,12 @@ const OLD: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(500);
 
 impl Pool {
-    /// Destages the oldest `blocks` of the log, or all if there are fewer. Returns whether there
-    /// was anything.
-    pub(crate) fn destage(&self, blocks: u64) -> io::Result<bool> {
+    /// Writes the oldest `blocks` of the write-back cache to where they belong, or all if there are
+    /// fewer. Returns whether there was anything.
+    ///
+    /// # Errors
+    /// A member's error. What could not be written stays in the cache.
+    pub fn destage(&self, blocks: u64) -> io::Result<bool> {
         let Some(cache) = self.cache() else { return Ok(false) };
         let _one = lock(&cache.destaging);
         cache.flush(self)?;

@@ -13,6 +13,7 @@ use super::{Cache, LOG, SlabKey, ring::Ring};
 use crate::{
     error::{Result, SpaceError, called},
     pool::{FileState, NewFile, Pool, lock},
+    slab_table::Slab,
 };
 use diskwright_format::space::{
     BLOCK_BYTES,
@@ -38,20 +39,46 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The block of the log's file with this number.
-    fn block(&mut self, number: u64) -> io::Result<&[u8]> {
+    /// What `accept` makes of the block of the log's file with this number: of the copy that is
+    /// read first, or of another one if it is not accepted.
+    fn any_copy<T>(&mut self, number: u64, accept: impl Fn(&[u8]) -> Option<T>) -> io::Result<Option<T>> {
         let slab_blocks = self.pool.slab_bytes() / BLOCK_BYTES as u64;
-        let index = (number / slab_blocks) as u32;
+        let (index, at) = ((number / slab_blocks) as u32, (number % slab_blocks) as usize * BLOCK_BYTES);
+        let entry = self.file.table.get(index).and_then(|entry| entry.hold_for_read().map(|slab| (entry, slab)));
+        let (entry, slab) = entry.ok_or_else(|| io::Error::other("a slab of the log is not mapped"))?;
+        let found = self.accepted(slab, index, at, accept);
+        entry.release(1);
+        found
+    }
+
+    fn accepted<T>(
+        &mut self,
+        slab: Slab,
+        index: u32,
+        at: usize,
+        accept: impl Fn(&[u8]) -> Option<T>,
+    ) -> io::Result<Option<T>> {
         if self.slab != Some(index) {
-            let entry = self.file.table.get(index).and_then(|entry| entry.hold_for_read().map(|slab| (entry, slab)));
-            let (entry, slab) = entry.ok_or_else(|| io::Error::other("a slab of the log is not mapped"))?;
             self.bytes.resize(self.pool.slab_bytes() as usize, 0);
-            let read = self.pool.read_copies(self.file, slab, 0, &mut self.bytes);
-            entry.release(1);
-            self.slab = read.map(|()| Some(index))?;
+            self.slab = None;
+            self.pool.read_copies(self.file, slab, 0, &mut self.bytes)?;
+            self.slab = Some(index);
         }
-        let at = (number % slab_blocks) as usize * BLOCK_BYTES;
-        Ok(&self.bytes[at..at + BLOCK_BYTES])
+        let found = accept(&self.bytes[at..at + BLOCK_BYTES]);
+        if found.is_some() {
+            return Ok(found);
+        }
+        let mut block = [0; BLOCK_BYTES];
+        for copy in slab.good_copies() {
+            let Some(member) = self.pool.live_member(copy.member) else { continue };
+            let offset_bytes = copy.offset_bytes(self.pool.slab_shift()) + at as u64;
+            if member.store.read_at(&mut block, offset_bytes).is_ok()
+                && let Some(found) = accept(&block)
+            {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
     }
 }
 
@@ -92,7 +119,7 @@ impl Pool {
         }
         let mut anchors = Vec::new();
         for number in 0..2 {
-            anchors.extend(Anchor::parse(reader.block(number)?, self.id()));
+            anchors.extend(reader.any_copy(number, |block| Anchor::parse(block, self.id()))?);
         }
         let Some(anchor) = anchors.into_iter().max_by_key(|anchor| anchor.number) else { return Ok(None) };
         let mut ring = Ring::new(file_blocks, slab_blocks, anchor);
@@ -101,7 +128,8 @@ impl Pool {
         // Within one lap of the tail. A header that leads further is none.
         let end = anchor.tail.saturating_add(ring.len());
         while place.position < end
-            && let Some(header) = Header::parse(reader.block(ring.file_block(place.position))?, self.id(), place)
+            && let Some(header) =
+                reader.any_copy(ring.file_block(place.position), |block| Header::parse(block, self.id(), place))?
             && header.next.position < end
         {
             let next = header.next;
@@ -130,7 +158,8 @@ impl Pool {
                     continue;
                 }
                 let is_checked = is_block && place.sequence >= durable;
-                if is_checked && crc32c::crc32c(reader.block(ring.file_block(row.position))?) != row.sum {
+                let has_sum = |block: &[u8]| (crc32c::crc32c(block) == row.sum).then_some(());
+                if is_checked && reader.any_copy(ring.file_block(row.position), has_sum)?.is_none() {
                     // The flush that would have made it durable was not answered.
                     void.insert(row.position);
                     torn.push(*row);
@@ -160,12 +189,12 @@ impl Pool {
     /// have by default.
     ///
     /// # Errors
-    /// [`SpaceError::Usage`] for another size than 4 MiB to 64 GiB, without fast and slow members,
+    /// [`SpaceError::Usage`] for another size than 1 MiB to 64 GiB, without fast and slow members,
     /// with fewer fast members than copies, or if the pool has a cache; [`SpaceError::Io`].
     pub fn create_cache(self: &Arc<Self>, len_bytes: u64) -> Result<()> {
         let usage = |what: String| Err(SpaceError::Usage { what: format!("pool {}: {what}", self.name()) });
         if !CACHE_BYTES.contains(&len_bytes) {
-            return usage(format!("a write-back cache of {len_bytes} bytes: it must have 4 MiB to 64 GiB"));
+            return usage(format!("a write-back cache of {len_bytes} bytes: it must have 1 MiB to 64 GiB"));
         }
         let copies = self.default_copies();
         let fast = self.active_of(diskwright_format::space::superblock::Class::Ssd).len();
