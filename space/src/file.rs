@@ -11,7 +11,7 @@ use diskwright_format::space::{
     FILE_SLABS_MAX,
     change::{Change, Tier},
 };
-use diskwright_store::{DataFile, FileRange, LockMode, OpenError, Placement, SectorSizes, Store, Zeroing};
+use diskwright_store::{AtRisk, DataFile, FileRange, LockMode, OpenError, Placement, SectorSizes, Store, Zeroing};
 use std::{
     io,
     path::{Path, PathBuf},
@@ -163,6 +163,19 @@ impl Store for SpaceFile {
 
     fn member(&self, number: u8) -> Option<Arc<dyn Store>> {
         self.pool.member(number).map(|member| Arc::clone(&member.store))
+    }
+
+    fn at_risk(&self) -> AtRisk {
+        match self.pool.cache() {
+            Some(cache) if self.is_writable => {
+                if cache.has_unwritten() {
+                    AtRisk::Now
+                } else {
+                    AtRisk::NotNow
+                }
+            }
+            _ => AtRisk::Never,
+        }
     }
 
     fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {

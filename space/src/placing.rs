@@ -49,7 +49,7 @@ impl Hold {
     }
 
     fn from_bits(bits: u64) -> Self {
-        let (index, other) = (bits as u32, (bits >> 32) as u32 & (1 << 30) - 1);
+        let (index, other) = (bits as u32, (bits >> 32) as u32 & ((1 << 30) - 1));
         match bits & (LOGGED_READ | LOGGED_WRITE) {
             0 => Self::Slab { index },
             LOGGED_READ => Self::LoggedRead { index, log_index: other },
@@ -94,8 +94,8 @@ impl SpaceFile {
         self.add_copy(copy, within_bytes, placed);
     }
 
-    /// Whether the beginning of the range is in the log; if so, the read was placed there, or cannot
-    /// be. Otherwise the range ends where the log has something. The caller holds the slab.
+    /// Whether the beginning of the range is in the log; if so, the read was placed there, or
+    /// cannot be. Otherwise the range ends where the log has something. The caller holds the slab.
     fn placed_logged_read(&self, (index, within_bytes): (u32, u64), placed: &mut Placed) -> bool {
         let Some(cache) = self.pool.cache() else { return false };
         let (block, lead_bytes) = (within_bytes / SUM_BYTES, within_bytes % SUM_BYTES);
@@ -318,8 +318,11 @@ impl Placement for SpaceFile {
     }
 
     fn unsynced(&self) -> Option<u64> {
-        if self.length_changed.load(Ordering::Acquire) != 0 || self.pool.unrecorded() != 0 || self.pool.journal_failed()
-        {
+        let pool = &self.pool;
+        if self.length_changed.load(Ordering::Acquire) != 0 || pool.unrecorded() != 0 || pool.journal_failed() {
+            return None;
+        }
+        if pool.has_orphans() {
             return None;
         }
         // Headers must be written first.

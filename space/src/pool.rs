@@ -51,14 +51,14 @@ pub(crate) mod seal;
 pub(crate) mod status;
 pub(crate) mod thin;
 
+pub(crate) use crate::file_state::{FileState, lock};
+
 use crate::{
     cache::Cache,
     error::{Result, SpaceError},
     free::FreeSlabs,
-    heat::Heat,
     log::{LogPlace, LogState, OpenArea, Ticket},
     member::Member,
-    slab_table::SlabTable,
     sums::{SealCursor, SumsCache},
 };
 use diskwright_format::space::{
@@ -71,62 +71,11 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     io,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
-        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
+        Arc, Condvar, Mutex, OnceLock, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     },
 };
 use uuid::Uuid;
-
-/// A file of a pool, in memory.
-#[derive(Debug)]
-pub(crate) struct FileState {
-    pub(crate) number: u32,
-    pub(crate) len_bytes: AtomicU64,
-    pub(crate) copies: u8,
-    tier: AtomicU8,
-    pub(crate) table: SlabTable,
-    pub(crate) heat: Heat,
-    /// Where the next slab of a sequential writer would be, and how many were allocated last.
-    pub(crate) ahead: Mutex<(u32, u32)>,
-    pub(crate) openers: Mutex<Openers>,
-    /// Slabs that are mapped.
-    pub(crate) mapped: AtomicU32,
-}
-
-impl FileState {
-    pub(crate) fn new(number: u32, len_bytes: u64, copies: u8, tier: Tier) -> Self {
-        Self {
-            number,
-            len_bytes: AtomicU64::new(len_bytes),
-            copies,
-            tier: AtomicU8::new(tier.to_byte()),
-            table: SlabTable::default(),
-            heat: Heat::default(),
-            ahead: Mutex::new((0, 0)),
-            openers: Mutex::default(),
-            mapped: AtomicU32::new(0),
-        }
-    }
-
-    pub(crate) fn tier(&self) -> Tier {
-        Tier::from_byte(self.tier.load(Ordering::Relaxed)).unwrap_or_default()
-    }
-
-    pub(crate) fn set_tier(&self, tier: Tier) {
-        self.tier.store(tier.to_byte(), Ordering::Relaxed);
-    }
-}
-
-/// Who has a file open.
-#[derive(Debug, Default)]
-pub(crate) struct Openers {
-    /// Stores that have it open.
-    pub(crate) stores: u32,
-    /// Locks: an exclusive one counts as `u32::MAX`.
-    pub(crate) locks: u32,
-    /// It has no name any more, and goes when the last store is closed.
-    pub(crate) is_unnamed: bool,
-}
 
 /// What the decisions about the map need; guarded by the `state` lock.
 #[derive(Debug)]
@@ -159,6 +108,8 @@ pub struct Pool {
     /// Members that failed, one bit each, and those of them whose loss is recorded durably.
     failing: AtomicU64,
     lost: AtomicU64,
+    /// See [`Pool::require_copies_of_dirty`].
+    has_orphans: AtomicBool,
     /// The journal failed: see [`Pool::require_journal`].
     journal_failed: AtomicBool,
     /// The last change of the journal says that the pool was closed.
@@ -192,10 +143,6 @@ pub struct Pool {
     scarce_at: AtomicU64,
     /// What the user should know, as sentences.
     warnings: Mutex<Vec<String>>,
-}
-
-pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A file that is created in a pool.
@@ -251,6 +198,11 @@ impl Pool {
     #[inline]
     pub(crate) fn cache(&self) -> Option<&Arc<Cache>> {
         self.write_cache.get()
+    }
+
+    /// Whether a file is the log of the write-back cache.
+    pub(crate) fn is_log(&self, file: &FileState) -> bool {
+        self.cache().is_some_and(|cache| cache.file.number == file.number)
     }
 
     pub(crate) fn cache_cell(&self) -> &OnceLock<Arc<Cache>> {
@@ -564,7 +516,8 @@ impl Pool {
                 self.lose(member.number, &error)?;
             }
         }
-        self.wait_for_records()
+        self.wait_for_records()?;
+        self.require_copies_of_dirty()
     }
 }
 

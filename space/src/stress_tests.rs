@@ -2,6 +2,7 @@
 
 use crate::{
     Class, NewFile, NewMember, Pool, PoolCreateOptions, SpaceError, Tier,
+    cache::start_worker,
     tests::{Bench, MIB, SLAB, disk, file},
 };
 use std::{
@@ -72,6 +73,15 @@ fn work(pool: &Arc<Pool>, number: u64, stop: &AtomicBool, pause: &AtomicBool) ->
 
 #[test]
 fn nothing_is_lost_while_slabs_are_sealed_and_moved_under_load() {
+    under_load(None);
+}
+
+#[test]
+fn nothing_is_lost_while_a_cache_is_filled_and_emptied_under_load() {
+    under_load(Some(MIB));
+}
+
+fn under_load(cache_bytes: Option<u64>) {
     let bench = Bench::new(&[14 * MIB; 4]);
     let class = |number: usize| if number < 2 { Class::Ssd } else { Class::Hdd };
     let member = |(number, path): (usize, &PathBuf)| NewMember { path: path.clone(), class: class(number) };
@@ -80,6 +90,10 @@ fn nothing_is_lost_while_slabs_are_sealed_and_moved_under_load() {
     Pool::create("vault", &members, &options).unwrap();
     let pool = bench.open();
     pool.create_file("disk", NewFile { len_bytes: DISK_BYTES, copies: 2, tier: Tier::Any }).unwrap();
+    if let Some(len_bytes) = cache_bytes {
+        pool.create_cache(len_bytes).unwrap();
+        start_worker(&pool);
+    }
     let (stop, pause, sealed) = (AtomicBool::new(false), AtomicBool::new(false), AtomicU64::new(0));
     let blocks: Vec<(u64, u64)> = thread::scope(|scope| {
         let workers: Vec<_> = (0..THREADS)
@@ -141,6 +155,8 @@ fn nothing_is_lost_while_slabs_are_sealed_and_moved_under_load() {
     assert_eq!((found.mended_bytes, found.damage.len(), found.unsealed_bytes), (0, 0, 0), "{:?}", pool.warnings());
     check(&pool);
     assert!(sealed.load(Ordering::Relaxed) > 0, "nothing was sealed under load");
+    let position = |pool: &Pool| pool.cache().map(|cache| cache.inner().ring.next_place().position);
+    assert!(position(&pool).is_none_or(|position| position > 512), "the log has gone round: {:?}", position(&pool));
     drop(pool);
     check(&bench.open());
 }

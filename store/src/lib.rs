@@ -29,6 +29,7 @@
 //! stand-in under Miri), `bare` (a baseline for benchmarks) and `sys`.
 
 mod alarm;
+mod at_risk;
 mod bare;
 mod barrier;
 mod buffer;
@@ -85,6 +86,7 @@ mod window;
 mod zeros;
 
 pub use alarm::Alarm;
+pub use at_risk::AtRisk;
 pub use bare::{BareFound, BareLoad, bare_ring};
 pub use barrier::{Barrier, BarrierError};
 pub use buffer::{HUGE_PAGE_BYTES, IoBuf, MappedMemory, SEGMENTS_MAX, Segment, SegmentMemory, Segments, Slab};
@@ -105,8 +107,8 @@ pub use outbound::Outbound;
 pub use overlay::OverlayStore;
 pub use placement::{COPIES_MAX, CopyAt, Placed, Placement};
 pub use queue::{
-    AtRisk, BlockDevice, BlockQueue, Blocking, Completion, Extent, ExtentKind, Geometry, Operation, PushError,
-    QueueOptions, Request, TrackedPoint,
+    BlockDevice, BlockQueue, Blocking, Completion, Extent, ExtentKind, Geometry, Operation, PushError, QueueOptions,
+    Request, TrackedPoint,
 };
 pub use raw::RawDevice;
 pub use shared::SharedRing;

@@ -60,8 +60,8 @@ pub trait Placement: Send + Sync + fmt::Debug {
     /// a write may have [`Placed::is_noted`]. Its bytes do not change until it has ended, and it
     /// need not be durable by itself.
     fn place(&self, range: FileRange, access: Access, may_note: bool) -> Placed;
-    /// The bytes of a write for which [`Placed::is_noted`] was set. Called before the first transfer
-    /// to a copy starts.
+    /// The bytes of a write for which [`Placed::is_noted`] was set. Called before the first
+    /// transfer to a copy starts.
     fn note(&self, hold: u64, bytes: &[u8]);
 
     /// The transfer to or from one copy has ended. After a failure the engine repeats it by the

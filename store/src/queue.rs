@@ -15,7 +15,7 @@
 //! completion, or if it carried [`Request::fua`].
 
 use crate::{
-    Engine, EngineKind, IoBuf, Segments, SharedRing, Slab, all_zero, buffer::BUFFER_ALIGNMENT_BYTES,
+    Engine, EngineKind, IoBuf, Segments, SharedRing, Slab, all_zero, at_risk::AtRisk, buffer::BUFFER_ALIGNMENT_BYTES,
     resize::SizeWatcher,
 };
 use std::{fmt, io, ops::Range, sync::Arc};
@@ -226,17 +226,6 @@ pub struct Extent {
     pub file: u16,
     /// Offset of the bytes in that file, for [`ExtentKind::Data`].
     pub file_offset_bytes: Option<u64>,
-}
-
-/// Whether the death of this process would undo requests that were completed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AtRisk {
-    /// At no time: a completed request is in a file, in the page cache, or at a server.
-    Never,
-    /// None of those that were completed, but later ones may be.
-    NotNow,
-    /// Some, unless a flush follows: the mapping that leads to their payload is in memory only.
-    Now,
 }
 
 /// A raw file, a block device, a virtual disk, or a network export.

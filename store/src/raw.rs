@@ -10,7 +10,7 @@
 //! first completion back and starts the sync.
 
 use crate::{
-    CacheMode, Engine, EngineCompletion, Files, LockMode, OpenOptions, TargetId,
+    AtRisk, CacheMode, Engine, EngineCompletion, Files, LockMode, OpenOptions, TargetId,
     file::OpenError,
     queue::{
         BlockDevice, BlockQueue, Completion, Extent, ExtentKind, Geometry, Operation, PushError, QueueOptions, Request,
@@ -81,6 +81,10 @@ impl RawDevice {
 impl BlockDevice for RawDevice {
     fn geometry(&self) -> Geometry {
         self.geometry
+    }
+
+    fn at_risk(&self) -> AtRisk {
+        self.store.at_risk()
     }
 
     fn open_queue(&self, options: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>> {

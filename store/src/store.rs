@@ -24,6 +24,7 @@
 pub use crate::range::{Access, FileRange, Zeroing};
 
 use crate::{
+    at_risk::AtRisk,
     lane::Lane,
     lock::LockMode,
     open::{OpenError, SectorSizes},
@@ -149,6 +150,12 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// memory.
     fn never_blocks(&self) -> bool {
         false
+    }
+
+    /// Whether the death of this process would undo completed writes. Not for a file: the page
+    /// cache has them.
+    fn at_risk(&self) -> AtRisk {
+        AtRisk::Never
     }
 
     /// The first range at or after `offset_bytes` that may hold data; `None` if only holes (which

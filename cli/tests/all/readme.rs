@@ -78,6 +78,13 @@ fn the_tour_prints_what_the_readme_shows() {
 const BEFORE: &[(&str, &[&str])] = &[
     ("diskwright track start vm.vhdx monday", &["diskwright create vm.vhdx --size 64M"]),
     ("diskwright space create vault --member a.img --member b.img", &["truncate -s 64M a.img b.img"]),
+    (
+        "diskwright space cache vault 4G",
+        &[
+            "truncate -s 5G a.img b.img",
+            "diskwright space create vault --member a.img:ssd --member b.img:hdd --copies 1 --cache none",
+        ],
+    ),
     ("diskwright space report vault", &["truncate -s 64M a.img", "diskwright space create vault --member a.img"]),
     ("diskwright space scrub vault", &["truncate -s 64M a.img", "diskwright space create vault --member a.img"]),
     (

@@ -297,3 +297,54 @@ fn with_a_witness_one_of_two_members_is_enough() {
     shop.ok("space remove vault elsewhere");
     assert_eq!(pool(&shop)["members"].as_array().map(Vec::len), Some(2));
 }
+
+#[test]
+fn small_writes_wait_in_the_cache_and_outlast_a_kill() {
+    let shop = Workshop::new();
+    let members = "--member a.img:ssd --member b.img:ssd --member c.img:hdd --member d.img:hdd --size 64M";
+    shop.ok(&format!("space create vault {members}"));
+    assert_eq!(pool(&shop)["cache"]["size"], 8 << 20, "an eighth of the fast members");
+    shop.ok("space disk create space://vault/disk --size 8M --tier slow");
+    shop.ok("io space://vault/disk --format raw -c 'write -P 1 0 8M'");
+    let on = |pattern: u8| {
+        let has = |name: &&str| {
+            let bytes = fs::read(shop.path(name)).unwrap();
+            bytes.chunks(4096).any(|block| block.iter().all(|&byte| byte == pattern))
+        };
+        ["a.img", "b.img", "c.img", "d.img"].iter().filter(|name| has(name)).copied().collect::<Vec<_>>()
+    };
+    shop.ok("io space://vault/disk --format raw -c 'write -P 7 1M 4k' -c 'write -P 7 3M 4k'");
+    assert_eq!(on(7), ["a.img", "b.img"]);
+    let shown = shop.ok("space status vault");
+    assert!(shown.contains("Its write-back cache has 8 MiB; 8 KiB are not on the slow members yet."), "{shown}");
+    let mut server = Running::start(
+        shop.command(&["serve", "disk=space://vault/disk", "--format", "raw", "--nbd", "./nbd.sock"])
+            .stdout(Stdio::null()),
+    );
+    let started = Instant::now();
+    while !shop.path("nbd.sock").exists() {
+        assert!(started.elapsed() < Duration::from_secs(20), "the server does not listen");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let uri = "nbd+unix:///disk?socket=nbd.sock";
+    shop.ok(&format!("io '{uri}' -c 'write -P 8 1M 4k' -c 'write -P 9 5M 512' -c flush"));
+    server.kill().unwrap();
+    server.wait().unwrap();
+    drop(server);
+    let reads = "-c 'read -P 8 1M 4k' -c 'read -P 7 3M 4k' -c 'read -P 9 5M 512' -c 'read -P 1 6M 1M'";
+    shop.ok(&format!("io space://vault/disk --format raw {reads}"));
+    assert_eq!(on(8), ["a.img", "b.img"]);
+    let error = shop.fails(2, "space cache vault 1k");
+    assert!(error.contains("it must have 1 MiB to 64 GiB"), "{error}");
+    let told = shop.ok("space cache vault none");
+    assert_eq!(told, "vault: it has no write-back cache any more\n");
+    assert!(on(8).ends_with(&["c.img", "d.img"]) && pool(&shop)["cache"].is_null());
+    shop.ok(&format!("io space://vault/disk --format raw {reads}"));
+    assert!(shop.fails(2, "space cache vault none").contains("it has no write-back cache"));
+    let told = shop.ok("space cache vault 4M");
+    assert_eq!(told, "vault: it has a write-back cache of 4 MiB\n");
+    assert_eq!(shop.json("space cache vault 2M")["pools"][0]["cache"]["size"], 2 << 20);
+    shop.ok("space create other --member e.img:ssd --member f.img:ssd --size 64M");
+    assert!(shop.fails(2, "space cache other 4M").contains("needs slow members"));
+    assert_eq!(shop.json("space status other")["pools"][0]["cache"], Value::Null);
+}

@@ -451,12 +451,17 @@ impl BlockDevice for Disk {
 
     fn at_risk(&self) -> AtRisk {
         let chain = self.shared.chain();
-        if chain.geometry.read_only || !chain.top().image.info().has_blocks {
+        if chain.geometry.read_only {
             return AtRisk::Never;
+        }
+        let stores = chain.top().image.stores().iter();
+        let below = stores.map(|store| store.at_risk()).max().unwrap_or(AtRisk::Never);
+        if !chain.top().image.info().has_blocks {
+            return below;
         }
         let mut written = chain.members().iter().filter(|member| !member.is_at_rest);
         let is_dirty = written.any(|member| member.image.writer().is_some_and(ImageWriter::is_dirty));
-        if is_dirty { AtRisk::Now } else { AtRisk::NotNow }
+        below.max(if is_dirty { AtRisk::Now } else { AtRisk::NotNow })
     }
 
     fn tracked_points(&self) -> Vec<TrackedPoint> {

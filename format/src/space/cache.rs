@@ -20,10 +20,10 @@
 //! Positions only grow, so a position contains the lap. Of two rows for the same block the one with
 //! the higher position is the newer one. [`RowKind`] has the rows that end others.
 //!
-//! A header is written when a flush comes, after the blocks that it names, and made durable together
-//! with them. So after a power cut its blocks may be missing: their checksums tell. Each header
-//! names the checksum of the one before, so a header that is left over from before a power cut does
-//! not continue a log that was written since.
+//! A header is written when a flush comes, after the blocks that it names, and made durable
+//! together with them. So after a power cut its blocks may be missing: their checksums tell. Each
+//! header names the checksum of the one before, so a header that is left over from before a power
+//! cut does not continue a log that was written since.
 
 use super::{BLOCK_BYTES, check_block, checksum, field, u16_at, u32_at, u64_at};
 use uuid::Uuid;

@@ -412,6 +412,11 @@ fn a_pool_of_members_keeps_its_orders() {
         ("a moved copy before the map names it", "space, tiers", Mutation::Unordered(Phase::Migrate, 1)),
         ("checksums before the seal", "space, one member", Mutation::NotDurable(Phase::Scrub)),
         ("checksums of every copy before the seal", "space, two copies", Mutation::FirstFileOnly(Phase::Scrub)),
+        ("what is in the cache is durable", "space, a cache", Mutation::NotDurable(Phase::Flush)),
+        ("and on every copy", "space, a cache", Mutation::FirstFileOnly(Phase::Flush)),
+        ("destaged before the place is free", "space, a cache, churning", Mutation::Disordered(Phase::Destage)),
+        ("destaged on every copy", "space, a cache", Mutation::FirstFileOnly(Phase::Destage)),
+        ("forgotten before the log is passed", "space, a cache", Mutation::Unordered(Phase::Command, 2)),
     ] {
         must_be_caught(rule, &case(name), Some(mutation));
     }

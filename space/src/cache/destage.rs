@@ -12,7 +12,10 @@
 //! Writers to a log that is nearly full get as many blocks as were destaged, slab by slab. So they
 //! are slowed down evenly, to the speed of the slow members.
 
-use super::{Cache, Live, SlabKey, ring::Oldest};
+use super::{
+    ring::{Live, Oldest, SlabKey},
+    state::Cache,
+};
 use crate::{
     busy::Busy,
     copies::{DIRTY_GROUP, Payload},
@@ -178,7 +181,8 @@ impl Pool {
                             self.described(file, index)
                         ));
                         // The slab has older contents, which must not be taken for these. The block
-                        // stays in the log as it is, and reading it is an error until it is written.
+                        // stays in the log as it is, and reading it is an error until it is
+                        // written.
                         self.carry(cache, key, *block, live.sum, buf)?;
                     }
                     Err(error) => return Err(error),

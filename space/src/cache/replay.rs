@@ -9,7 +9,10 @@
 //! The slabs of the log were made equal before, like all that were dirty. A block that a flush has
 //! promised is on all copies then; of one that it has not, any contents will do.
 
-use super::{Cache, LOG, SlabKey, ring::Ring};
+use super::{
+    ring::{Ring, SlabKey},
+    state::{Cache, LOG},
+};
 use crate::{
     error::{Result, SpaceError, called},
     pool::{FileState, NewFile, Pool, lock},
@@ -19,6 +22,7 @@ use diskwright_format::space::{
     BLOCK_BYTES,
     cache::{Anchor, CACHE_BYTES, Header, HeaderPlace, Row, RowKind},
     change::Tier,
+    superblock::Class,
 };
 use std::{
     collections::{HashMap, HashSet},
@@ -82,6 +86,34 @@ impl Reader<'_> {
     }
 }
 
+/// The rows of headers that count, header by header. `has_block` says whether the log has the block
+/// of a row.
+pub(super) fn counted(
+    headers: &[(HeaderPlace, Header)],
+    mut has_block: impl FnMut(&HeaderPlace, &Row) -> io::Result<bool>,
+) -> io::Result<Vec<Vec<Row>>> {
+    let all_rows = || headers.iter().flat_map(|(_, header)| &header.rows);
+    let mut forgotten: HashMap<SlabKey, u64> = HashMap::new();
+    for row in all_rows().filter(|row| row.kind == RowKind::Forget) {
+        let upto = forgotten.entry((row.file, row.index)).or_default();
+        *upto = (*upto).max(row.position);
+    }
+    let void: HashSet<u64> = all_rows().filter(|row| row.kind == RowKind::Void).map(|row| row.position).collect();
+    let mut counted = Vec::new();
+    for (place, header) in headers {
+        let mut rows = Vec::new();
+        for row in &header.rows {
+            let is_ended = forgotten.get(&(row.file, row.index)).is_some_and(|&upto| row.position < upto)
+                || void.contains(&row.position);
+            if row.kind != RowKind::Block || !is_ended && has_block(place, row)? {
+                rows.push(*row);
+            }
+        }
+        counted.push(rows);
+    }
+    Ok(counted)
+}
+
 impl Pool {
     /// Opens the cache of the pool, if it has one: reads what is in its log.
     pub(crate) fn open_cache(&self) -> Result<()> {
@@ -108,8 +140,8 @@ impl Pool {
         if has_more { self.sync_all().map_err(failed) } else { Ok(()) }
     }
 
-    /// What is in the log, and the sequence number before which all headers are durable. `None` if it
-    /// has no anchor.
+    /// What is in the log, and the sequence number before which all headers are durable. `None` if
+    /// it has no anchor.
     fn read_log(&self, file: &FileState) -> io::Result<Option<(Ring, u64)>> {
         let mut reader = Reader { pool: self, file, slab: None, bytes: Vec::new() };
         let file_blocks = file.len_bytes.load(Ordering::Acquire) / BLOCK_BYTES as u64;
@@ -137,37 +169,22 @@ impl Pool {
             place = next;
         }
         let durable = groups.last().map_or(anchor.first.sequence, |(_, header)| header.durable);
-        let all_rows = || groups.iter().flat_map(|(_, header)| &header.rows);
-        let mut forgotten: HashMap<SlabKey, u64> = HashMap::new();
-        for row in all_rows().filter(|row| row.kind == RowKind::Forget) {
-            let upto = forgotten.entry((row.file, row.index)).or_default();
-            *upto = (*upto).max(row.position);
-        }
-        let void = |row: &&Row| row.kind == RowKind::Void;
-        let mut void: HashSet<u64> = all_rows().filter(void).map(|row| row.position).collect();
         let mut torn = Vec::new();
-        for (place, header) in &groups {
-            let mut rows: Vec<Row> = Vec::new();
-            for row in &header.rows {
-                let is_in_log = row.position >= anchor.tail && row.position < end;
-                let is_old = forgotten.get(&(row.file, row.index)).is_some_and(|&upto| row.position < upto);
-                let is_block = row.kind == RowKind::Block;
-                if is_block
-                    && (!is_in_log || is_old || u64::from(row.block) >= slab_blocks || void.contains(&row.position))
-                {
-                    continue;
-                }
-                let is_checked = is_block && place.sequence >= durable;
-                let has_sum = |block: &[u8]| (crc32c::crc32c(block) == row.sum).then_some(());
-                if is_checked && reader.any_copy(ring.file_block(row.position), has_sum)?.is_none() {
-                    // The flush that would have made it durable was not answered.
-                    void.insert(row.position);
-                    torn.push(*row);
-                    continue;
-                }
-                rows.push(*row);
+        let counted = counted(&groups, |place, row| {
+            let is_there = row.position >= anchor.tail && row.position < end && u64::from(row.block) < slab_blocks;
+            if !is_there || place.sequence < durable {
+                return Ok(is_there);
             }
-            ring.replay(&rows, header.next);
+            let has_sum = |block: &[u8]| (crc32c::crc32c(block) == row.sum).then_some(());
+            let has_sum = reader.any_copy(ring.file_block(row.position), has_sum)?.is_some();
+            if !has_sum {
+                // The flush that would have made it durable was not answered.
+                torn.push(*row);
+            }
+            Ok(has_sum)
+        })?;
+        for (rows, (_, header)) in counted.iter().zip(&groups) {
+            ring.replay(rows, header.next);
         }
         let keys: Vec<SlabKey> = ring.slabs().collect();
         for key in keys {
@@ -178,11 +195,31 @@ impl Pool {
             }
         }
         ring.void(torn);
-        let highest_file = all_rows().map(|row| row.file).max().unwrap_or_default();
+        let all_rows = groups.iter().flat_map(|(_, header)| &header.rows);
+        let highest_file = all_rows.map(|row| row.file).max().unwrap_or_default();
         // Rows of a removed file must not be taken for those of a later one.
         let mut state = lock(self.state());
         state.next_file = state.next_file.max(highest_file.saturating_add(1));
         Ok(Some((ring, durable)))
+    }
+
+    /// Whether the pool can have a write-back cache of `len_bytes`, apart from the one that it has.
+    ///
+    /// # Errors
+    /// As [`Pool::create_cache`].
+    pub fn check_cache(&self, len_bytes: u64) -> Result<()> {
+        let usage = |what: String| Err(SpaceError::Usage { what: format!("pool {}: {what}", self.name()) });
+        if !CACHE_BYTES.contains(&len_bytes) {
+            return usage(format!("a write-back cache of {len_bytes} bytes: it must have 1 MiB to 64 GiB"));
+        }
+        let copies = self.default_copies();
+        let fast = self.active_of(Class::Ssd).len();
+        if !self.is_tiered() || fast < usize::from(copies) {
+            return usage(format!(
+                "a write-back cache needs slow members, and {copies} fast ones for its copies; it has {fast} fast ones"
+            ));
+        }
+        Ok(())
     }
 
     /// Gives the pool a write-back cache of about `len_bytes`, with as many copies as its disks
@@ -192,19 +229,11 @@ impl Pool {
     /// [`SpaceError::Usage`] for another size than 1 MiB to 64 GiB, without fast and slow members,
     /// with fewer fast members than copies, or if the pool has a cache; [`SpaceError::Io`].
     pub fn create_cache(self: &Arc<Self>, len_bytes: u64) -> Result<()> {
-        let usage = |what: String| Err(SpaceError::Usage { what: format!("pool {}: {what}", self.name()) });
-        if !CACHE_BYTES.contains(&len_bytes) {
-            return usage(format!("a write-back cache of {len_bytes} bytes: it must have 1 MiB to 64 GiB"));
-        }
+        self.check_cache(len_bytes)?;
         let copies = self.default_copies();
-        let fast = self.active_of(diskwright_format::space::superblock::Class::Ssd).len();
-        if !self.is_tiered() || fast < usize::from(copies) {
-            return usage(format!(
-                "a write-back cache needs slow members, and {copies} fast ones for its copies; it has {fast} fast ones"
-            ));
-        }
         if self.file_named(LOG).is_some() {
-            return usage("it has a write-back cache; remove it first".into());
+            let what = format!("pool {}: it has a write-back cache; remove it first", self.name());
+            return Err(SpaceError::Usage { what });
         }
         let len_bytes = len_bytes.next_multiple_of(self.slab_bytes());
         self.create_unchecked(LOG, NewFile { len_bytes, copies, tier: Tier::Fast })?;
@@ -213,6 +242,17 @@ impl Pool {
             let _ = self.remove_file(LOG);
         }
         made
+    }
+
+    /// The size of the cache that a new pool gets if nothing is said: [`CACHE_BYTES_DEFAULT`], or
+    /// an eighth of its fast members. `None` if it can have none.
+    pub fn usual_cache_bytes(&self) -> Option<u64> {
+        let fast = self.active_of(Class::Ssd);
+        let smallest = fast.iter().filter_map(|&number| self.member(number)).map(|member| member.size_bytes).min()?;
+        let all_bytes = smallest.saturating_mul(fast.len() as u64) / u64::from(self.default_copies());
+        let len_bytes = (all_bytes / 8).min(CACHE_BYTES_DEFAULT) / self.slab_bytes() * self.slab_bytes();
+        let can_have = self.is_tiered() && fast.len() >= usize::from(self.default_copies());
+        (can_have && CACHE_BYTES.contains(&len_bytes)).then_some(len_bytes)
     }
 
     fn fill_cache(self: &Arc<Self>, len_bytes: u64) -> Result<()> {

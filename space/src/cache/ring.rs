@@ -235,14 +235,19 @@ impl Ring {
         (self.fresh.len() / ROWS_MAX) as u64 + 2 + 2 * self.pending.len() as u64
     }
 
-    /// When fewer blocks than this are free, writers get only as many as are destaged.
+    /// When writers have fewer free blocks than this, they get only as many as are destaged.
     fn low_water(&self) -> u64 {
         (self.blocks / 8).max(MARGIN)
     }
 
+    /// Free blocks that writers may have.
+    fn spare(&self) -> u64 {
+        self.free().saturating_sub(self.owed() + MARGIN)
+    }
+
     /// Whether writers must wait for blocks to be destaged.
     pub(crate) fn is_low(&self) -> bool {
-        self.free() < self.low_water()
+        self.spare() < self.low_water()
     }
 
     /// Admits a write of `count` blocks, if the log is not low or as much was destaged.
@@ -369,7 +374,7 @@ impl Ring {
 
     /// From now on as many more blocks may be reserved although the log is nearly full.
     pub(crate) fn grant(&mut self, blocks: u64) {
-        self.credits = (self.credits + blocks).min(self.free());
+        self.credits = (self.credits + blocks).min(self.spare());
     }
 
     /// Makes rows that end everything that the log has of these slabs. `false` if there is no room
@@ -417,7 +422,8 @@ impl Ring {
         Some(Taken { position: place.position, block: Box::new(block), rows: rows.len() as u64 })
     }
 
-    /// The oldest groups, with at least `blocks` if there are as many. `None` if there are no groups.
+    /// The oldest groups, with at least `blocks` if there are as many. `None` if there are no
+    /// groups.
     pub(crate) fn oldest(&self, blocks: u64) -> Option<Oldest> {
         let mut keys = BTreeSet::new();
         let mut end = None;
@@ -450,7 +456,8 @@ impl Ring {
     pub(crate) fn advance(&mut self, anchor: &Anchor, mut clear: impl FnMut(SlabKey)) {
         self.anchor = anchor.number;
         self.tail = anchor.tail;
-        while let Some(group) = self.groups.pop_front_if(|group| group.place.sequence < anchor.first.sequence) {
+        let is_before = |group: &Group| group.place.sequence < anchor.first.sequence;
+        while let Some(group) = self.groups.front().is_some_and(is_before).then(|| self.groups.pop_front()).flatten() {
             for key in group.slabs {
                 let is_done = |slab: &Logged| {
                     slab.live.is_empty() && slab.open == 0 && slab.last_sequence < anchor.first.sequence

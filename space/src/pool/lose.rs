@@ -11,11 +11,14 @@
 //! slab on a lost member is stale, and a slab that was written since is dirty. So no write waits
 //! for the journal here.
 //!
+//! If it had the only valid copy of a dirty slab, no flush succeeds any more: what the member had
+//! not synced may be gone, and the slab may show older contents when it is back.
+//!
 //! The last member, and the last one with a journal, cannot be lost: their errors are errors of the
 //! request.
 
 use super::{Pool, lock};
-use diskwright_format::space::{change::Change, superblock::MemberState};
+use diskwright_format::space::{Copy, change::Change, superblock::MemberState};
 use std::{io, sync::Arc, sync::atomic::Ordering};
 use uuid::Uuid;
 
@@ -74,6 +77,14 @@ impl Pool {
                 losing.extend(failed);
             }
         }
+        let is_live = |copy: Copy| self.live_member(copy.member).is_some();
+        let has_none = |&(file, index): &(u32, u32)| {
+            let slab = self.file(file).and_then(|file| Some(file.table.get(index)?.load()));
+            slab.is_some_and(|slab| !slab.good_copies().any(is_live))
+        };
+        if state.dirty.iter().any(has_none) {
+            self.has_orphans.store(true, Ordering::Release);
+        }
         for (number, why) in losing {
             self.lost.fetch_or(1 << number, Ordering::AcqRel);
             if self.is_writable {
@@ -86,6 +97,25 @@ impl Pool {
             ));
         }
         Ok(())
+    }
+
+    /// Refuses flushes when a member is lost that had the only valid copy of slabs which were
+    /// written lately: what it had not synced may be lost with it.
+    pub(crate) fn require_copies_of_dirty(&self) -> io::Result<()> {
+        if !self.has_orphans() {
+            return Ok(());
+        }
+        let what = format!(
+            "pool {}: a member failed that has the only copy of what was written lately, and the last writes may be lost",
+            self.name
+        );
+        Err(io::Error::other(what))
+    }
+
+    /// Whether [`Pool::require_copies_of_dirty`] fails.
+    #[inline]
+    pub(crate) fn has_orphans(&self) -> bool {
+        self.has_orphans.load(Ordering::Acquire)
     }
 
     /// Returns when the loss of every member that failed is recorded.

@@ -187,6 +187,7 @@ impl Pool {
             members,
             failing: AtomicU64::new(0),
             lost: AtomicU64::new(0),
+            has_orphans: AtomicBool::new(false),
             journal_failed: AtomicBool::new(false),
             is_closed: AtomicBool::new(history.is_closed()),
             epoch: AtomicU8::new(1),

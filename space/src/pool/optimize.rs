@@ -86,7 +86,7 @@ impl Pool {
         let mut files = self.all_files();
         files.sort_unstable_by_key(|file| file.number);
         let mut found = Vec::new();
-        for file in files {
+        for file in files.into_iter().filter(|file| !self.is_log(file)) {
             let heats = file
                 .table
                 .mapped(0..1 << 32)

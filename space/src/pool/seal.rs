@@ -112,7 +112,7 @@ impl Pool {
     /// Computes the checksums of a slab, if it is clean. The caller has `sealing`.
     pub(crate) fn begin_seal(&self, file: &Arc<FileState>, index: u32) -> io::Result<Begun> {
         let entry = file.table.entry(index);
-        if self.cache().is_some_and(|cache| cache.file.number == file.number) {
+        if self.is_log(file) {
             // Each block of the log has its own checksum.
             return Ok(Begun::NotNow);
         }

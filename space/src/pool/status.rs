@@ -2,6 +2,7 @@
 
 use super::{Pool, is_own, lock, open::open_member, thin::Room};
 use crate::{
+    cache::CacheStatus,
     error::{Result, SpaceError},
     member::Member,
 };
@@ -86,6 +87,8 @@ pub struct Status {
     pub members: Vec<MemberStatus>,
     /// Its disks; `None` if the map was not read, because the pool is in use.
     pub disks: Option<Vec<DiskStatus>>,
+    /// Its write-back cache; `None` if it has none, or the map was not read.
+    pub cache: Option<CacheStatus>,
     /// The space of the pool; `None` if the map was not read.
     pub room: Option<Room>,
     /// What the user should know.
@@ -173,6 +176,7 @@ impl Pool {
             copies: state.superblock.copies,
             members,
             disks: Some(disks.collect()),
+            cache: self.cache().and_then(|cache| cache.status()),
             room: Some(room),
             warnings,
         }
@@ -218,6 +222,7 @@ impl Pool {
             copies: newest.copies,
             members: rows(newest, path_of),
             disks: None,
+            cache: None,
             room: None,
             warnings,
         })

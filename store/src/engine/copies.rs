@@ -109,8 +109,8 @@ impl Engine {
             return holder.fail(overlapping_parts());
         }
         // SAFETY: the memory is the slot's own or shared with it, alive and initialised. It belongs
-        // to this process (`is_foreign` is not set), no loan writes to it, and the kernel only reads
-        // it.
+        // to this process (`is_foreign` is not set), no loan writes to it, and the kernel only
+        // reads it.
         let bytes = unsafe { std::slice::from_raw_parts(part.address, len_bytes) };
         if let Some(placement) = self.placement(part.target) {
             placement.note(placed.hold, bytes);

@@ -134,6 +134,22 @@ EXAMPLES
   diskwright space optimize vault --dry-run
   diskwright space optimize vault")]
     Optimize(tiers::OptimizeArgs),
+    /// Give a pool a write-back cache, another one, or none.
+    #[command(after_help = "\
+Small random writes to slow members go to the cache first: a log on the fast members, with as many copies as the pool keeps. They are durable \
+there, and go to the slow members later, in the order of their addresses. Long writes and streams pass by. A full cache slows writers down to the \
+speed of the slow members.
+
+EXAMPLES
+  diskwright space cache vault 1G
+  diskwright space cache vault none")]
+    Cache {
+        /// The pool.
+        pool: String,
+        /// Its size, from 1M to 64G, or `none`.
+        #[arg(value_parser = cache_size)]
+        size: CacheSize,
+    },
     /// Show what the fast members serve, what others would serve, and where data lie.
     #[command(after_help = "\
 EXAMPLES
@@ -198,6 +214,17 @@ fn member_arg(text: &str) -> Result<MemberArg, String> {
     Ok(MemberArg { path: path.into(), class })
 }
 
+/// Size of a write-back cache.
+#[derive(Debug, Clone, Copy)]
+enum CacheSize {
+    None,
+    Bytes(u64),
+}
+
+fn cache_size(text: &str) -> Result<CacheSize, String> {
+    if text == "none" { Ok(CacheSize::None) } else { sizes::parse(text).map(CacheSize::Bytes) }
+}
+
 #[derive(Debug, Args)]
 struct MemberOptions {
     /// Create members that do not exist, as files of this size.
@@ -226,6 +253,10 @@ struct CreateArgs {
     /// than half of them are needed to write the pool.
     #[arg(long, value_name = "PATH")]
     witness: Option<PathBuf>,
+    /// Size of the write-back cache on the fast members, or `none`. [default: 1G, or an eighth of
+    /// the fast members if that is less; none without slow members]
+    #[arg(long, value_name = "SIZE", value_parser = cache_size)]
+    cache: Option<CacheSize>,
     #[command(flatten)]
     options: MemberOptions,
 }
@@ -302,6 +333,7 @@ pub fn run(context: &mut Context, args: &SpaceArgs) -> Outcome {
         Action::Replace(args) => replace(context, args),
         Action::Scrub { pool } => scrub::scrub(context, pool),
         Action::Pin { name, tier } => tiers::pin(context, name, *tier),
+        Action::Cache { pool, size } => cache(context, pool, *size),
         Action::Optimize(args) => tiers::optimize(context, args),
         Action::Report(args) => tiers::report(context, args),
         Action::Import(args) => import(context, args),
@@ -360,7 +392,34 @@ fn create(context: &mut Context, args: &CreateArgs) -> Outcome {
     registry.remember(&args.pool, &Known { id, members }, false)?;
     let pool = Spaces::of_user().pool(&args.pool, true)?;
     args.witness.as_deref().map_or(Ok(()), |path| add_witness(&pool, path))?;
+    match args.cache {
+        Some(CacheSize::Bytes(len_bytes)) => pool.create_cache(len_bytes)?,
+        Some(CacheSize::None) => {}
+        None => pool.usual_cache_bytes().map_or(Ok(()), |len_bytes| pool.create_cache(len_bytes))?,
+    }
     shown(context, &pool, "the pool was created")
+}
+
+fn cache(context: &mut Context, name: &str, size: CacheSize) -> Outcome {
+    let spaces = Spaces::of_user();
+    let mut pool = spaces.pool(name, true)?;
+    if let CacheSize::Bytes(len_bytes) = size {
+        pool.check_cache(len_bytes)?;
+    }
+    if pool.status().cache.is_some() || matches!(size, CacheSize::None) {
+        pool.remove_cache()?;
+        // The pool is opened without it.
+        drop(pool);
+        spaces.close().map_err(|error| Failure::doing("cannot close the pool", error))?;
+        pool = spaces.pool(name, true)?;
+    }
+    match size {
+        CacheSize::None => shown(context, &pool, "it has no write-back cache any more"),
+        CacheSize::Bytes(len_bytes) => {
+            pool.create_cache(len_bytes)?;
+            shown(context, &pool, &format!("it has a write-back cache of {}", sizes::Human(len_bytes)))
+        }
+    }
 }
 
 fn status(context: &mut Context, pool: Option<&str>) -> Outcome {

@@ -45,6 +45,8 @@ pub struct PoolReport {
     in_use: Option<String>,
     /// Its members.
     members: Vec<MemberReport>,
+    /// Its write-back cache; `null` if it has none, or while another program uses the pool.
+    cache: Option<CacheReport>,
     /// Its disks; `null` while another program uses the pool.
     disks: Option<Vec<DiskReport>>,
     /// Warnings, a sentence each.
@@ -60,6 +62,19 @@ struct SpaceReport {
     free: u64,
     /// Bytes that the disks may still take. They may be more than there are.
     promised: u64,
+}
+
+/// A write-back cache.
+#[derive(Debug, Serialize, JsonSchema)]
+struct CacheReport {
+    /// Its size in bytes.
+    size: u64,
+    /// Copies of it, each on another fast member.
+    copies: u8,
+    /// Bytes that are not free.
+    used: u64,
+    /// Of these, bytes that are not on the slow members yet.
+    waiting: u64,
 }
 
 /// A member.
@@ -153,6 +168,12 @@ impl PoolReport {
                 free: room.free_bytes,
                 promised: room.promised_bytes,
             }),
+            cache: status.cache.as_ref().map(|cache| CacheReport {
+                size: cache.len_bytes,
+                copies: cache.copies,
+                used: cache.used_bytes,
+                waiting: cache.waiting_bytes,
+            }),
             in_use,
             members: members.collect(),
             disks,
@@ -167,6 +188,10 @@ impl PoolReport {
         if let Some(space) = self.space.as_ref().filter(|space| space.promised > 0) {
             let (free, size, promised) = (Human(space.free), Human(space.size), Human(space.promised));
             writeln!(context.out, "{free} of {size} are free; its disks may grow by {promised}.")?;
+        }
+        if let Some(cache) = &self.cache {
+            let (size, waiting) = (Human(cache.size), Human(cache.waiting));
+            writeln!(context.out, "Its write-back cache has {size}; {waiting} are not on the slow members yet.")?;
         }
         if let Some(holder) = &self.in_use {
             writeln!(context.text(), "It is in use {}; its disks are not shown.", printable(holder))?;
