@@ -82,7 +82,7 @@ const BEFORE: &[(&str, &[&str])] = &[
         "diskwright space cache vault 4G",
         &[
             "truncate -s 5G a.img b.img",
-            "diskwright space create vault --member a.img:ssd --member b.img:hdd --copies 1 --cache none",
+            "diskwright space create vault --member a.img:ssd --member b.img:hdd --copies 1 --write-cache none",
         ],
     ),
     ("diskwright space report vault", &["truncate -s 64M a.img", "diskwright space create vault --member a.img"]),

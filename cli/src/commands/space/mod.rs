@@ -256,7 +256,7 @@ struct CreateArgs {
     /// Size of the write-back cache on the fast members, or `none`. [default: 1G, or an eighth of
     /// the fast members if that is less; none without slow members]
     #[arg(long, value_name = "SIZE", value_parser = cache_size)]
-    cache: Option<CacheSize>,
+    write_cache: Option<CacheSize>,
     #[command(flatten)]
     options: MemberOptions,
 }
@@ -392,7 +392,7 @@ fn create(context: &mut Context, args: &CreateArgs) -> Outcome {
     registry.remember(&args.pool, &Known { id, members }, false)?;
     let pool = Spaces::of_user().pool(&args.pool, true)?;
     args.witness.as_deref().map_or(Ok(()), |path| add_witness(&pool, path))?;
-    match args.cache {
+    match args.write_cache {
         Some(CacheSize::Bytes(len_bytes)) => pool.create_cache(len_bytes)?,
         Some(CacheSize::None) => {}
         None => pool.usual_cache_bytes().map_or(Ok(()), |len_bytes| pool.create_cache(len_bytes))?,
