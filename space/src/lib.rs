@@ -55,7 +55,7 @@ pub use pool::{
     status::{DiskStatus, Health, MemberStatus, Status},
     thin::Room,
 };
-pub use registry::{Known, Registry};
+pub use registry::{Known, MemberLimit, Registry};
 
 #[cfg(test)]
 mod cache_tests;

@@ -18,10 +18,10 @@ use crate::{
     error::{Result, SpaceError},
     file::{identity_of, not_found, uri},
     pool::{NewFile, Pool, lock, open::PoolOptions},
-    registry::{Known, Registry},
+    registry::{Known, MemberLimit, Registry},
 };
 use diskwright_format::space::change::Tier;
-use diskwright_store::{CacheMode, FileFacts, FileSystem, Files, OpenError, OpenOptions, Store};
+use diskwright_store::{CacheMode, FileFacts, FileSystem, Files, OpenError, OpenOptions, Store, StoreLimit};
 use std::{
     collections::HashMap,
     io,
@@ -161,10 +161,13 @@ impl Spaces {
 
 /// Opens a pool for writing; for reading, if that is enough and writing is not possible.
 fn open_known(known: &Known, writable: bool, cache: CacheMode) -> Result<Pool> {
-    let options = PoolOptions { writable: true, whole: !writable, cache, ..PoolOptions::default() };
+    let limit = |limit: &MemberLimit| StoreLimit { iops: limit.iops, latency: Duration::from_micros(limit.latency_us) };
+    let limits: Vec<_> = known.limits.iter().map(|(path, one)| (path.clone(), limit(one))).collect();
+    let options =
+        PoolOptions { writable: true, whole: !writable, cache, limits: limits.clone(), ..PoolOptions::default() };
     match Pool::open(&known.members, &options) {
         Err(SpaceError::ReadOnly { .. } | SpaceError::Open(_)) if !writable => {
-            Pool::open(&known.members, &PoolOptions { cache, ..PoolOptions::default() })
+            Pool::open(&known.members, &PoolOptions { cache, limits, ..PoolOptions::default() })
         }
         result => result,
     }

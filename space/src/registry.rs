@@ -15,6 +15,7 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use std::{
+    collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -28,6 +29,26 @@ pub struct Known {
     pub id: Uuid,
     /// Its members, as absolute paths.
     pub members: Vec<PathBuf>,
+    /// Members that are used no faster than this: for tests and studies.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub limits: BTreeMap<PathBuf, MemberLimit>,
+}
+
+/// How fast a member is used at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemberLimit {
+    /// Operations per second; 0 for no limit.
+    pub iops: u64,
+    /// What each operation takes besides, in microseconds.
+    pub latency_us: u64,
+}
+
+impl Known {
+    /// A pool without limits.
+    pub fn new(id: Uuid, members: Vec<PathBuf>) -> Self {
+        Self { id, members, limits: BTreeMap::new() }
+    }
 }
 
 /// The folder of the pools that a machine knows.
@@ -141,11 +162,13 @@ mod tests {
         let registry = Registry::at(dir.path().join("new/spaces"));
         assert!(registry.names().unwrap().is_empty());
         assert!(matches!(registry.find("vault").unwrap_err(), SpaceError::Unknown { .. }));
-        let known = Known { id: Uuid::from_u128(3), members: vec!["/a b".into(), "/dev/sdb".into()] };
+        let mut known = Known::new(Uuid::from_u128(3), vec!["/a b".into(), "/dev/sdb".into()]);
         registry.remember("vault", &known, false).unwrap();
         assert_eq!(registry.find("vault").unwrap(), known);
         assert!(matches!(registry.remember("vault", &known, false).unwrap_err(), SpaceError::NameTaken { .. }));
+        known.limits.insert("/a b".into(), MemberLimit { iops: 150, latency_us: 6000 });
         registry.remember("vault", &known, true).unwrap();
+        assert_eq!(registry.find("vault").unwrap(), known);
         assert_eq!(registry.names().unwrap(), ["vault"]);
         assert!(matches!(registry.find("../vault").unwrap_err(), SpaceError::BadName { .. }));
         registry.forget("vault").unwrap();

@@ -348,3 +348,27 @@ fn small_writes_wait_in_the_cache_and_outlast_a_kill() {
     assert!(shop.fails(2, "space cache other 4M").contains("needs slow members"));
     assert_eq!(shop.json("space status other")["pools"][0]["cache"], Value::Null);
 }
+
+#[test]
+fn a_member_is_used_no_faster_than_its_limit() {
+    let shop = Workshop::new();
+    shop.ok("space create vault --member a.img --size 64M");
+    shop.ok("space disk create space://vault/disk --size 1M");
+    shop.ok("io space://vault/disk --format raw -c 'write -P 1 0 1M'");
+    let told = shop.ok("space limit vault a.img iops=100,latency=2ms");
+    assert_eq!(told, "vault: a.img is used at 100 operations a second, with a latency of 2000 us\n");
+    let started = Instant::now();
+    let reads = "-c 'read -P 1 0 4k' ".repeat(20);
+    shop.ok(&format!("io space://vault/disk --format raw {reads}"));
+    assert!(started.elapsed() > Duration::from_millis(200), "{:?}", started.elapsed());
+    // Members that join and leave do not change the limit.
+    shop.ok("space add vault --member b.img --size 64M");
+    let started = Instant::now();
+    shop.ok(&format!("io space://vault/disk --format raw {reads}"));
+    assert!(started.elapsed() > Duration::from_millis(200), "{:?}", started.elapsed());
+    assert!(shop.ok("space limit vault a.img latency=1ms").contains("takes 1000 us more"));
+    let told = shop.ok("space limit vault a.img none");
+    assert_eq!(told, "vault: a.img is used at its own speed\n");
+    assert!(shop.fails(2, "space limit vault c.img none").contains("it is not a member of the pool vault"));
+    assert!(shop.fails(2, "space limit vault a.img iops=fast").contains("a whole number above 0"));
+}

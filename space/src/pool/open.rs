@@ -22,7 +22,7 @@ use diskwright_format::space::{
     MEMBERS_MAX, slabs_of,
     superblock::{MemberState, Superblock},
 };
-use diskwright_store::{CacheMode, Files, LockMode, OpenOptions, Store};
+use diskwright_store::{CacheMode, Files, LimitedStore, LockMode, OpenOptions, Store, StoreLimit};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     path::{Path, PathBuf},
@@ -45,6 +45,8 @@ pub struct PoolOptions {
     pub cache: CacheMode,
     /// Where the members' files are.
     pub files: Files,
+    /// Members that are used no faster than this.
+    pub limits: Vec<(PathBuf, StoreLimit)>,
 }
 
 /// A file or device that was opened as a member.
@@ -293,7 +295,11 @@ fn find(paths: &[PathBuf], options: &PoolOptions) -> Result<Found> {
     let mut first_error = None;
     for path in paths {
         let opened = open_member(path, options.writable, options.cache, &options.files);
-        let read = opened.and_then(|file| {
+        let read = opened.and_then(|mut file| {
+            if let Some((_, limit)) = options.limits.iter().find(|(limited, _)| limited == path) {
+                let store = LimitedStore::new(file.store, *limit);
+                file.store = Arc::new(store.map_err(|error| SpaceError::io("limit the speed", path, error))?);
+            }
             let superblock = Member::read_superblock(&*file.store, &file.path)?;
             Ok((file, superblock))
         });

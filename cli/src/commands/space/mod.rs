@@ -2,6 +2,7 @@
 //!
 //! Each action ends with the state of the pool, which `--json` prints in full.
 
+mod limits;
 mod report;
 mod scrub;
 mod shared;
@@ -156,6 +157,22 @@ EXAMPLES
   diskwright space report vault
   diskwright space report space://vault/vm.vhdx --offset 10G --length 1G")]
     Report(tiers::ReportArgs),
+    /// Use a member no faster than a given device, for tests and studies.
+    #[command(after_help = "\
+The limit belongs to this machine's list of pools, not to the member. `iops` counts operations of any length, `latency` is added to each of them.
+
+EXAMPLES
+  diskwright space limit vault slow.img iops=150,latency=6ms
+  diskwright space limit vault slow.img none")]
+    Limit {
+        /// The pool.
+        pool: String,
+        /// The member: its path.
+        member: PathBuf,
+        /// `iops=N`, `latency=TIME` (us, ms or s), both, or `none`.
+        #[arg(value_parser = limits::parse)]
+        limit: limits::LimitArg,
+    },
     /// Make a pool known on this machine.
     #[command(after_help = "\
 EXAMPLES
@@ -336,6 +353,7 @@ pub fn run(context: &mut Context, args: &SpaceArgs) -> Outcome {
         Action::Cache { pool, size } => cache(context, pool, *size),
         Action::Optimize(args) => tiers::optimize(context, args),
         Action::Report(args) => tiers::report(context, args),
+        Action::Limit { pool, member, limit } => limits::limit(context, pool, member, *limit),
         Action::Import(args) => import(context, args),
         Action::Export { pool } => {
             Spaces::of_user().registry().forget(pool)?;
@@ -389,7 +407,7 @@ fn create(context: &mut Context, args: &CreateArgs) -> Outcome {
     };
     let id = Pool::create(&args.pool, &members, &options)?;
     let members = members.into_iter().map(|member| member.path).collect();
-    registry.remember(&args.pool, &Known { id, members }, false)?;
+    registry.remember(&args.pool, &Known::new(id, members), false)?;
     let pool = Spaces::of_user().pool(&args.pool, true)?;
     args.witness.as_deref().map_or(Ok(()), |path| add_witness(&pool, path))?;
     match args.write_cache {
@@ -452,8 +470,11 @@ fn status(context: &mut Context, pool: Option<&str>) -> Outcome {
 /// Records the members of a pool as they are now.
 fn remember(pool: &Pool) -> Outcome<()> {
     let paths = pool.status().members.into_iter().filter_map(|member| member.path);
-    let members = paths.map(|path| path.canonicalize().unwrap_or(path)).collect();
-    Ok(Spaces::of_user().registry().remember(pool.name(), &Known { id: pool.id(), members }, true)?)
+    let members: Vec<PathBuf> = paths.map(|path| path.canonicalize().unwrap_or(path)).collect();
+    let registry = Spaces::of_user().registry();
+    let mut limits = registry.find(pool.name()).map(|known| known.limits).unwrap_or_default();
+    limits.retain(|path, _| members.contains(path));
+    Ok(registry.remember(pool.name(), &Known { id: pool.id(), members, limits }, true)?)
 }
 
 fn add(pool: &Pool, args: &[MemberArg], options: &MemberOptions) -> Outcome<()> {
@@ -514,7 +535,7 @@ fn import(context: &mut Context, args: &ImportArgs) -> Outcome {
             Err(error) => return Err(error.into()),
         }
     }
-    registry.remember(&seen.name, &Known { id: seen.id, members }, true)?;
+    registry.remember(&seen.name, &Known::new(seen.id, members), true)?;
     status(context, Some(&seen.name))
 }
 
