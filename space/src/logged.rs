@@ -15,7 +15,7 @@ use crate::{
     slab_table::Slab,
     sums::{is_whole, whole_blocks},
 };
-use diskwright_format::space::SUM_BYTES;
+use diskwright_format::space::{SUM_BYTES, change::SlabState};
 use std::io;
 
 impl SpaceFile {
@@ -107,7 +107,11 @@ impl SpaceFile {
             inner.ring.note(ticket, sums_of_blocks(whole));
             (ticket, cache.place_of(&inner.ring, position))
         };
-        let log = cache.file.table.entry(place.0).load();
+        let mut log = cache.file.table.entry(place.0).load();
+        if log.state() != Some(SlabState::Dirty) {
+            self.pool.dirty_ahead(cache).inspect_err(|_| cache.cancel(ticket))?;
+            log = cache.file.table.entry(place.0).load();
+        }
         let live = log.good_copies().filter(|copy| self.pool.live_member(copy.member).is_some()).count();
         if live < usize::from(self.file.copies) {
             // Too few members are left for the log.

@@ -129,10 +129,7 @@ impl Spaces {
                 result => break Arc::new(result?),
             }
         };
-        if pool.is_writable() {
-            keep(&pool);
-            start_worker(&pool);
-        }
+        pool.start_own_work();
         open.insert(name.to_owned(), Arc::clone(&pool));
         Ok(pool)
     }
@@ -180,7 +177,18 @@ fn save_heat(pool: &Arc<Pool>) {
     }
 }
 
-/// Starts the thread that works for a pool until the pool is dropped.
+impl Pool {
+    /// Starts the threads that work for the pool until it is dropped, as [`Spaces`] does for the
+    /// pools that it opens: [`Pool::tick`] every two seconds, and the cache goes to the slow members.
+    pub fn start_own_work(self: &Arc<Self>) {
+        if self.is_writable() {
+            keep(self);
+            start_worker(self);
+        }
+    }
+}
+
+/// Starts the thread that calls [`Pool::tick`] until the pool is dropped.
 fn keep(pool: &Arc<Pool>) {
     let (weak, name): (Weak<Pool>, String) = (Arc::downgrade(pool), format!("space-{}", pool.name()));
     let name: String = name.chars().take(15).collect();

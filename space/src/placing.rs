@@ -140,7 +140,9 @@ impl SpaceFile {
         let reserved = if slab.is_logged() || self.pool.is_slow(slab.good_copies()) {
             let mut inner = cache.inner();
             let block = (within_bytes / SUM_BYTES) as u16;
-            let reserved = inner.ring.reserve(key, block, blocks, cache.file.copies, false);
+            // Who waits for room comes first.
+            let is_free = !inner.is_waited_for();
+            let reserved = is_free.then(|| inner.ring.reserve(key, block, blocks, cache.file.copies, false)).flatten();
             reserved.map(|(ticket, position)| {
                 // While the lock is held: see `Ring::advance`.
                 entry.set_logged(true);

@@ -247,10 +247,10 @@ fn a_slab_that_is_about_to_become_dirty_does_not_become_clean_or_sealed() {
         state.dirtying.push((store.file.number, 0, ticket));
     };
     append();
-    pool.clean_idle(pool.epoch().wrapping_add(9));
+    pool.clean_idle(pool.epoch().wrapping_add(9), false);
     assert_eq!(entry.load().state(), Some(SlabState::Dirty), "the change comes after it");
     pool.commit_all().unwrap();
-    pool.clean_idle(pool.epoch().wrapping_add(9));
+    pool.clean_idle(pool.epoch().wrapping_add(9), false);
     assert_eq!(entry.load().state(), Some(SlabState::Clean));
     let crate::pool::seal::Begun::Candidate(candidate) = pool.begin_seal(&store.file, 1).unwrap() else {
         panic!("it is clean")
@@ -267,12 +267,12 @@ fn a_slab_that_is_written_while_its_checksums_are_computed_is_not_sealed() {
     let (_bench, pool) = Bench::pool(&[8 * MIB], 1, MIB);
     let store = file(&pool);
     store.write_at(&[1; 512], 0).unwrap();
-    pool.clean_idle(pool.epoch().wrapping_add(9));
+    pool.clean_idle(pool.epoch().wrapping_add(9), false);
     let crate::pool::seal::Begun::Candidate(candidate) = pool.begin_seal(&store.file, 0).unwrap() else {
         panic!("it is clean")
     };
     store.write_at(&[2; 512], 4096).unwrap();
-    pool.clean_idle(pool.epoch().wrapping_add(9));
+    pool.clean_idle(pool.epoch().wrapping_add(9), false);
     assert_eq!(store.file.table.entry(0).load().state(), Some(SlabState::Clean), "clean again, with other contents");
     assert_eq!(pool.finish_seals(vec![candidate]).unwrap(), 0);
     assert!(contents(&store)[4096..4608] == [2; 512]);

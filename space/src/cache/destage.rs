@@ -7,10 +7,9 @@
 //!   unlog     one slab and its neighbours: destaged ─▶ sync ─▶ a row that forgets them ─▶ sync
 //! ```
 //!
-//! Of a slab all live blocks are destaged, not only the oldest: it is visited once.
-//!
-//! Writers to a log that is nearly full get as many blocks as were destaged, slab by slab. So they
-//! are slowed down evenly, to the speed of the slow members.
+//! Of a slab all live blocks are destaged, not only the oldest: it is visited once. When the log is
+//! nearly full only the oldest are, so that its tail moves soon. Writers then get as many blocks as
+//! were destaged, one by one. So they are slowed down evenly, to the speed of the slow members.
 
 use super::{
     ring::{Live, Oldest, SlabKey},
@@ -29,7 +28,7 @@ use std::{
     io,
     sync::{
         Arc, PoisonError, Weak,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -47,6 +46,26 @@ const OLD: Duration = Duration::from_secs(30);
 /// How long the worker sleeps if nobody wakes it.
 const PAUSE: Duration = Duration::from_millis(500);
 
+/// A round of destaging.
+struct Round {
+    oldest: Oldest,
+    /// Old blocks that were written to where they belong.
+    destaged: AtomicU64,
+    /// Whether all blocks of the slabs were, not only the old ones.
+    is_whole: AtomicBool,
+}
+
+impl Round {
+    /// Lets writers have as many blocks as the end of the round will free, evenly.
+    fn grant(&self, cache: &Cache, run: &[(u16, Live)]) {
+        let old = run.iter().filter(|(_, live)| live.position < self.oldest.end.position).count() as u64;
+        let before = self.destaged.fetch_add(old, Ordering::Relaxed);
+        let granted = |destaged: u64| destaged.saturating_mul(self.oldest.blocks) / self.oldest.live.max(1);
+        cache.inner().ring.grant(granted(before + old) - granted(before));
+        cache.moved.notify_all();
+    }
+}
+
 impl Pool {
     /// Writes the oldest `blocks` of the write-back cache to where they belong, or all if there are
     /// fewer. Returns whether there was anything.
@@ -57,16 +76,18 @@ impl Pool {
         let Some(cache) = self.cache() else { return Ok(false) };
         let _one = lock(&cache.destaging);
         cache.flush(self)?;
-        let Some(oldest) = cache.inner().ring.oldest(blocks) else { return Ok(false) };
+        let (oldest, begun) = {
+            let inner = cache.inner();
+            (inner.ring.oldest(blocks), inner.ring.next_place())
+        };
+        let Some(oldest) = oldest else { return Ok(false) };
         let slabs = self.by_address(&oldest);
         self.make_all_dirty(&slabs)?;
-        let granted = oldest.blocks / slabs.len().max(1) as u64;
+        let round = Round { oldest, destaged: AtomicU64::new(0), is_whole: AtomicBool::new(true) };
         let next = AtomicUsize::new(0);
         let work = || -> io::Result<()> {
             while let Some(&key) = slabs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                self.destage_slab(cache, key)?;
-                cache.inner().ring.grant(granted);
-                cache.moved.notify_all();
+                self.destage_slab(cache, key, &round)?;
             }
             Ok(())
         };
@@ -78,7 +99,10 @@ impl Pool {
         self.sync_members()?;
         let (anchor, place) = {
             let inner = cache.inner();
-            let anchor = inner.ring.anchor_at(oldest.end);
+            let Oldest { slabs, end, .. } = &round.oldest;
+            let is_whole = round.is_whole.load(Ordering::Relaxed);
+            let end = if is_whole { inner.ring.end_of(slabs, *end, begun) } else { *end };
+            let anchor = inner.ring.anchor_at(end.sequence);
             (anchor, anchor.number % 2 * BLOCK_BYTES as u64)
         };
         self.write_beside_others(&cache.file, 0, place, &anchor.to_block(self.id()))?;
@@ -112,7 +136,7 @@ impl Pool {
 
     /// The slabs of the oldest groups, in the order in which they lie on the members.
     fn by_address(&self, oldest: &Oldest) -> Vec<SlabKey> {
-        let mut slabs = oldest.slabs.clone();
+        let mut slabs: Vec<SlabKey> = oldest.slabs.iter().copied().collect();
         slabs.sort_by_cached_key(|&(file, index)| {
             let slab = self.file(file).and_then(|file| Some(file.table.get(index)?.load()));
             slab.and_then(|slab| slab.copies().into_iter().flatten().next()).map(|copy| (copy.member, copy.slab))
@@ -121,7 +145,7 @@ impl Pool {
     }
 
     /// Makes slabs dirty with one commit.
-    fn make_all_dirty(&self, slabs: &[SlabKey]) -> io::Result<()> {
+    pub(super) fn make_all_dirty(&self, slabs: &[SlabKey]) -> io::Result<()> {
         let mut groups: Vec<SlabKey> = Vec::new();
         for &(number, index) in slabs {
             let state = self.file(number).and_then(|file| file.table.get(index)?.load().state());
@@ -146,7 +170,7 @@ impl Pool {
         last.map_or(Ok(()), |ticket| self.wait(ticket))
     }
 
-    fn destage_slab(&self, cache: &Cache, key: SlabKey) -> io::Result<()> {
+    fn destage_slab(&self, cache: &Cache, key: SlabKey, round: &Round) -> io::Result<()> {
         let file = self.file(key.0);
         // Its slabs must not become another file's while they are written.
         let Some((file, _kept)) = file.as_ref().and_then(|file| Some((file, self.keep(file)?))) else {
@@ -155,13 +179,29 @@ impl Pool {
         };
         let Some(entry) = file.table.get(key.1) else { return Ok(()) };
         let _busy = Busy::wait(self, entry);
-        self.destage_busy(cache, file, key.1)
+        let mut live = cache.inner().ring.live_of(key);
+        if cache.inner().ring.is_low() {
+            // Only what is necessary, so that writers soon get room.
+            let before = live.len();
+            live.retain(|(_, live)| live.position < round.oldest.end.position);
+            if live.len() < before {
+                round.is_whole.store(false, Ordering::Relaxed);
+            }
+        }
+        self.destage_blocks(cache, file, key.1, &live, |run| round.grant(cache, run))
     }
 
-    /// Writes the live blocks of a busy slab to its copies. Durable with the next sync.
-    fn destage_busy(&self, cache: &Cache, file: &FileState, index: u32) -> io::Result<()> {
+    /// Writes live blocks of a busy slab to its copies. Durable with the next sync. `done` is called
+    /// for those of each write.
+    fn destage_blocks(
+        &self,
+        cache: &Cache,
+        file: &FileState,
+        index: u32,
+        live: &[(u16, Live)],
+        done: impl Fn(&[(u16, Live)]),
+    ) -> io::Result<()> {
         let key = (file.number, index);
-        let live = cache.inner().ring.live_of(key);
         if file.table.entry(index).load().state().is_none() {
             // It was unmapped when it was forgotten already.
             cache.inner().ring.drop_slab(key);
@@ -199,6 +239,7 @@ impl Pool {
                 }
             }
             cache.inner().ring.destaged(key, &good);
+            done(run);
         }
         Ok(())
     }
@@ -234,7 +275,10 @@ impl Pool {
         if slabs.is_empty() {
             return Ok(true);
         }
-        slabs.iter().try_for_each(|&index| self.destage_busy(cache, file, index))?;
+        for &index in &slabs {
+            let live = cache.inner().ring.live_of((file.number, index));
+            self.destage_blocks(cache, file, index, &live, |_| {})?;
+        }
         self.sync_members()?;
         let keys: Vec<SlabKey> = slabs.iter().map(|&index| (file.number, index)).collect();
         {
@@ -266,8 +310,7 @@ impl Cache {
         let has_lost = pool.has_lost();
         let inner = self.inner();
         let ring = &inner.ring;
-        let is_waited_for = inner.turn != inner.next_turn;
-        is_waited_for || has_lost && ring.live() > 0 || ring.used() > ring.len() / FULL || ring.age() > OLD
+        inner.is_waited_for() || has_lost && ring.live() > 0 || ring.used() > ring.len() / FULL || ring.age() > OLD
     }
 }
 
@@ -290,7 +333,7 @@ fn work(cache: &Cache, weak: &Weak<Pool>) {
     let mut looked = Instant::now();
     loop {
         let guard = cache.inner();
-        if guard.turn == guard.next_turn {
+        if !guard.is_waited_for() {
             drop(cache.wanted.wait_timeout(guard, PAUSE).unwrap_or_else(PoisonError::into_inner));
         } else {
             drop(guard);
@@ -300,6 +343,10 @@ fn work(cache: &Cache, weak: &Weak<Pool>) {
             // Only what a header names grows old.
             looked = Instant::now();
             let _ = cache.flush(&pool);
+        }
+        if let Err(error) = pool.dirty_ahead(cache) {
+            // Writers do it themselves, and report the error.
+            tracing::debug!("the log of the cache: {error}");
         }
         while cache.is_due(&pool) {
             match pool.destage(cache.chunk()) {

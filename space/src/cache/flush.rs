@@ -1,11 +1,11 @@
 //! Headers, room, and reads of the log.
 
-use super::state::Cache;
+use super::{ring::SlabKey, state::Cache};
 use crate::{
     copies::no_copy,
     pool::{Pool, lock},
 };
-use diskwright_format::space::{BLOCK_BYTES, Copy, superblock::Class};
+use diskwright_format::space::{BLOCK_BYTES, Copy, change::SlabState, superblock::Class};
 use std::{
     io,
     sync::{PoisonError, atomic::Ordering},
@@ -124,6 +124,23 @@ impl Cache {
 }
 
 impl Pool {
+    /// Makes the slabs that the log comes to next dirty, with one commit. Writers do not wait for it
+    /// as long as it is done early enough.
+    pub(crate) fn dirty_ahead(&self, cache: &Cache) -> io::Result<()> {
+        let slabs: Vec<SlabKey> = cache.ahead().map(|index| (cache.file.number, index)).collect();
+        let is_dirty = |index: u32| cache.file.table.entry(index).load().state() == Some(SlabState::Dirty);
+        let soon = &slabs[..slabs.len().div_ceil(2)];
+        if soon.iter().all(|&(_, index)| is_dirty(index)) {
+            return Ok(());
+        }
+        self.make_all_dirty(&slabs)
+    }
+
+    /// Whether the log comes to this slab soon, so that it stays dirty.
+    pub(crate) fn is_ahead_in_log(&self, file: u32, index: u32) -> bool {
+        self.cache().is_some_and(|cache| cache.file.number == file && cache.ahead().any(|ahead| ahead == index))
+    }
+
     /// Whether a slab has a copy on a slow member.
     pub(crate) fn is_slow(&self, copies: impl IntoIterator<Item = Copy>) -> bool {
         copies.into_iter().filter_map(|copy| self.member(copy.member)).any(|member| member.class == Class::Hdd)

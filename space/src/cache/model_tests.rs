@@ -91,8 +91,9 @@ impl Log {
         }
     }
 
-    fn write_back(&mut self, key: SlabKey) {
-        let live = self.ring.live_of(key);
+    fn write_back(&mut self, key: SlabKey, upto: u64) {
+        let mut live = self.ring.live_of(key);
+        live.retain(|(_, live)| live.position < upto);
         for (block, live) in &live {
             assert_eq!(self.contents.get(&self.ring.file_block(live.position)), Some(&live.sum));
             self.slabs.insert((key, *block), live.sum);
@@ -105,14 +106,17 @@ impl Log {
         self.pending.iter().any(|pending| pending.1 == key)
     }
 
-    fn destage(&mut self, blocks: u64) {
+    fn destage(&mut self, blocks: u64, is_whole: bool) {
         self.flush();
+        let begun = self.ring.next_place();
         let Some(oldest) = self.ring.oldest(blocks) else { return };
         if oldest.slabs.iter().any(|&key| self.is_in_use(key)) {
             return;
         }
-        oldest.slabs.iter().for_each(|&key| self.write_back(key));
-        self.anchor = self.ring.anchor_at(oldest.end);
+        let upto = if is_whole { u64::MAX } else { oldest.end.position };
+        oldest.slabs.iter().for_each(|&key| self.write_back(key, upto));
+        let end = if is_whole { self.ring.end_of(&oldest.slabs, oldest.end, begun) } else { oldest.end };
+        self.anchor = self.ring.anchor_at(end.sequence);
         let anchor = self.anchor;
         self.ring.advance(&anchor, |_| {});
     }
@@ -122,7 +126,7 @@ impl Log {
         if self.is_in_use(key) {
             return;
         }
-        self.write_back(key);
+        self.write_back(key, u64::MAX);
         if !self.ring.forget(&[key]) {
             return;
         }
@@ -183,7 +187,7 @@ enum Step {
     Begin(SlabKey, u16, u64),
     End(usize, bool),
     Flush,
-    Destage(u64),
+    Destage(u64, bool),
     Pass(SlabKey, u16),
 }
 
@@ -193,7 +197,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (key.clone(), 0..48_u16, 1..9_u64).prop_map(|(key, block, count)| Step::Begin(key, block, count)),
         6 => (any::<usize>(), prop::bool::weighted(0.9)).prop_map(|(which, ok)| Step::End(which, ok)),
         1 => Just(Step::Flush),
-        1 => (0..80_u64).prop_map(Step::Destage),
+        1 => (0..80_u64, any::<bool>()).prop_map(|(blocks, is_whole)| Step::Destage(blocks, is_whole)),
         1 => (key, 0..48_u16).prop_map(|(key, block)| Step::Pass(key, block)),
     ]
 }
@@ -207,7 +211,7 @@ proptest! {
                 Step::Begin(key, block, count) => log.begin(key, block, count),
                 Step::End(which, ok) => log.end(which, ok),
                 Step::Flush => log.flush(),
-                Step::Destage(blocks) => log.destage(blocks),
+                Step::Destage(blocks, is_whole) => log.destage(blocks, is_whole),
                 Step::Pass(key, block) => log.pass(key, block),
             }
             log.check();
@@ -227,6 +231,6 @@ fn a_log_that_is_low_admits_as_much_as_was_destaged() {
     assert!(log.ring.reserve((1, 0), 0, 1, 1, false).is_none() && !log.ring.admit(1));
     log.ring.grant(3);
     assert!(log.ring.admit(2) && !log.ring.admit(2) && log.ring.admit(1) && !log.ring.admit(1));
-    log.destage(u64::MAX);
+    log.destage(u64::MAX, true);
     assert!(!log.ring.is_low() && log.ring.admit(100));
 }

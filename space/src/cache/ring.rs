@@ -84,11 +84,12 @@ pub(crate) struct Taken {
 #[derive(Debug)]
 pub(crate) struct Oldest {
     /// The slabs that it names.
-    pub(crate) slabs: Vec<SlabKey>,
-    /// Sequence number of the first header after it.
-    pub(crate) end: u64,
-    /// Its length in blocks.
+    pub(crate) slabs: BTreeSet<SlabKey>,
+    /// The first header after it.
+    pub(crate) end: HeaderPlace,
+    /// Its length in blocks, and how many of them are live.
     pub(crate) blocks: u64,
+    pub(crate) live: u64,
 }
 
 /// A transfer to the log has ended.
@@ -199,6 +200,11 @@ impl Ring {
     fn straight(&self, position: u64) -> u64 {
         let to_end = self.blocks - position % self.blocks;
         to_end.min(self.slab_blocks - self.file_block(position) % self.slab_blocks)
+    }
+
+    /// Where the next block goes.
+    pub(crate) fn head(&self) -> u64 {
+        self.head
     }
 
     /// Length in blocks.
@@ -422,25 +428,40 @@ impl Ring {
         Some(Taken { position: place.position, block: Box::new(block), rows: rows.len() as u64 })
     }
 
-    /// The oldest groups, with at least `blocks` if there are as many. `None` if there are no
-    /// groups.
+    /// The oldest groups, with at least `blocks` if there are as many. `None` if there are no groups.
     pub(crate) fn oldest(&self, blocks: u64) -> Option<Oldest> {
-        let mut keys = BTreeSet::new();
+        let mut slabs = BTreeSet::new();
         let mut end = None;
-        for (group, next) in
-            self.groups.iter().zip(self.groups.iter().skip(1).map(|group| group.place).chain([self.next]))
-        {
-            keys.extend(group.slabs.iter().copied());
+        for (place, group) in self.groups.iter().enumerate() {
+            slabs.extend(group.slabs.iter().copied());
+            let next = self.after(place);
             end = Some(next);
             if next.position - self.tail >= blocks {
                 break;
             }
         }
-        let HeaderPlace { sequence, position, .. } = end?;
-        Some(Oldest { slabs: keys.into_iter().collect(), end: sequence, blocks: position - self.tail })
+        let end = end?;
+        let is_old = |live: &&Live| live.position < end.position;
+        let live = slabs.iter().filter_map(|key| self.slabs.get(key)).flat_map(|slab| slab.live.values());
+        let live = live.filter(is_old).count() as u64;
+        Some(Oldest { slabs, end, blocks: end.position - self.tail, live })
     }
 
-    /// The anchor of a log that begins at header `end`.
+    /// The header after the group at a place in the list.
+    fn after(&self, place: usize) -> HeaderPlace {
+        self.groups.get(place + 1).map_or(self.next, |group| group.place)
+    }
+
+    /// The first header after `end`, and before `begun`, that names other slabs than these, all of
+    /// whose blocks were destaged.
+    pub(crate) fn end_of(&self, slabs: &BTreeSet<SlabKey>, end: HeaderPlace, begun: HeaderPlace) -> HeaderPlace {
+        let later = self.groups.iter().filter(|group| group.place.sequence >= end.sequence);
+        let mut names_others = later.skip_while(|group| group.slabs.is_subset(slabs));
+        let first = names_others.next().map_or(self.next, |group| group.place);
+        if first.sequence < begun.sequence { first } else { begun }
+    }
+
+    /// The anchor of a log that begins at the header with sequence number `end`.
     pub(crate) fn anchor_at(&self, end: u64) -> Anchor {
         let left = || self.groups.iter().filter(|group| group.place.sequence >= end);
         let first = left().next().map_or(self.next, |group| group.place);

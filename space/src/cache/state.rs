@@ -14,6 +14,9 @@ pub(crate) const LOG: &str = "/cache";
 /// Longest write that enters.
 pub(crate) const ENTRY_BYTES_MAX: u64 = 64 << 10;
 
+/// Slabs that become dirty before the log comes to them.
+const AHEAD_SLABS: u32 = 64;
+
 /// The write-back cache in a status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheStatus {
@@ -36,6 +39,13 @@ pub(crate) struct Inner {
     pub(super) turn: u64,
     /// Why the last round of destaging failed.
     pub(super) failure: Option<String>,
+}
+
+impl Inner {
+    /// Whether somebody waits for room.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.turn != self.next_turn
+    }
 }
 
 /// An open write-back cache; see the module documentation.
@@ -91,6 +101,15 @@ impl Cache {
     pub(crate) fn place_of(&self, ring: &Ring, position: u64) -> (u32, u64) {
         let offset_bytes = ring.file_block(position) * BLOCK_BYTES as u64;
         ((offset_bytes >> self.slab_shift) as u32, offset_bytes & ((1 << self.slab_shift) - 1))
+    }
+
+    /// The slabs of the log that are written next.
+    pub(super) fn ahead(&self) -> impl Iterator<Item = u32> + use<> {
+        let inner = self.inner();
+        let (first, _) = self.place_of(&inner.ring, inner.ring.head());
+        drop(inner);
+        let slabs = (self.file.len_bytes.load(Ordering::Relaxed) >> self.slab_shift) as u32;
+        (0..AHEAD_SLABS.min(slabs / 2)).map(move |step| (first + step) % slabs)
     }
 
     /// Whether rows wait for a header: then a flush must write it.

@@ -141,7 +141,7 @@ impl Pool {
         };
         self.sync_members()?;
         self.commit_all()?;
-        self.clean_idle(self.epoch().wrapping_add(2));
+        self.clean_idle(self.epoch().wrapping_add(2), false);
         self.commit_all()?;
         Ok(compared)
     }
@@ -156,7 +156,8 @@ impl Pool {
     }
 
     /// Makes the dirty slabs clean that were not written in `epoch`. All writes before are synced.
-    pub(crate) fn clean_idle(&self, epoch: u8) {
+    /// `but_log`: except those that the log of the cache comes to soon.
+    pub(crate) fn clean_idle(&self, epoch: u8, but_log: bool) {
         let mut state = lock(&self.state);
         // The copies of a member that was just lost become stale when the map knows of it, and only
         // those of dirty slabs.
@@ -166,7 +167,7 @@ impl Pool {
         let mut cleaned: Vec<(u32, u32)> = Vec::new();
         self.forget_dirtied(&mut state);
         for &(number, index) in &state.dirty {
-            if state.is_dirtying(number, index) {
+            if state.is_dirtying(number, index) || but_log && self.is_ahead_in_log(number, index) {
                 continue;
             }
             let Some(file) = self.file(number) else { continue };
@@ -208,13 +209,14 @@ impl Pool {
         }
         let epoch = self.epoch.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
         let idle = |&(number, index): &(u32, u32)| {
-            self.file(number).and_then(|file| Some(file.table.get(index)?.is_idle(epoch))).unwrap_or(false)
+            !self.is_ahead_in_log(number, index)
+                && self.file(number).and_then(|file| Some(file.table.get(index)?.is_idle(epoch))).unwrap_or(false)
         };
         let has_idle = lock(&self.state).dirty.iter().any(idle);
         if has_idle {
             self.sync_members()?;
             self.commit_all()?;
-            self.clean_idle(epoch);
+            self.clean_idle(epoch, true);
         }
         let more = self.resync_stale()? | self.seal_quiet()?;
         self.warn_if_scarce();
@@ -296,7 +298,7 @@ impl Pool {
         let epoch = self.epoch.fetch_add(2, Ordering::AcqRel).wrapping_add(2);
         self.sync_members()?;
         self.commit_all()?;
-        self.clean_idle(epoch);
+        self.clean_idle(epoch, false);
         self.commit_all()
     }
 

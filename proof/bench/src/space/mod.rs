@@ -3,13 +3,16 @@
 //! ```text
 //!   one_member.rs   sixteen workloads, written lately and with checksums
 //!   mirror.rs       two copies on two files against btrfs raid1 on the same two files
+//!   burst.rs        a burst into the write-back cache; a full cache
 //!   opening.rs      a pool of 10 TiB; copies that are compared after a power cut
 //! ```
 
+mod burst;
 mod mirror;
 mod one_member;
 mod opening;
 
+pub(crate) use burst::burst;
 pub(crate) use mirror::against_btrfs;
 pub(crate) use one_member::{with_checksums, workloads};
 pub(crate) use opening::{CHILD, child, large, resync};
