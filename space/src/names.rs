@@ -179,7 +179,8 @@ fn save_heat(pool: &Arc<Pool>) {
 
 impl Pool {
     /// Starts the threads that work for the pool until it is dropped, as [`Spaces`] does for the
-    /// pools that it opens: [`Pool::tick`] every two seconds, and the cache goes to the slow members.
+    /// pools that it opens: [`Pool::tick`] every two seconds, and the cache goes to the slow
+    /// members.
     pub fn start_own_work(self: &Arc<Self>) {
         if self.is_writable() {
             keep(self);

@@ -58,7 +58,7 @@ struct Round {
 impl Round {
     /// Lets writers have as many blocks as the end of the round will free, evenly.
     fn grant(&self, cache: &Cache, run: &[(u16, Live)]) {
-        let old = run.iter().filter(|(_, live)| live.position < self.oldest.end.position).count() as u64;
+        let old = run.iter().filter(|(_, live)| live.position < self.oldest.limit).count() as u64;
         let before = self.destaged.fetch_add(old, Ordering::Relaxed);
         let granted = |destaged: u64| destaged.saturating_mul(self.oldest.blocks) / self.oldest.live.max(1);
         cache.inner().ring.grant(granted(before + old) - granted(before));
@@ -180,10 +180,10 @@ impl Pool {
         let Some(entry) = file.table.get(key.1) else { return Ok(()) };
         let _busy = Busy::wait(self, entry);
         let mut live = cache.inner().ring.live_of(key);
-        if cache.inner().ring.is_low() {
+        if cache.inner().ring.is_nearly_low() {
             // Only what is necessary, so that writers soon get room.
             let before = live.len();
-            live.retain(|(_, live)| live.position < round.oldest.end.position);
+            live.retain(|(_, live)| live.position < round.oldest.limit);
             if live.len() < before {
                 round.is_whole.store(false, Ordering::Relaxed);
             }
@@ -191,8 +191,8 @@ impl Pool {
         self.destage_blocks(cache, file, key.1, &live, |run| round.grant(cache, run))
     }
 
-    /// Writes live blocks of a busy slab to its copies. Durable with the next sync. `done` is called
-    /// for those of each write.
+    /// Writes live blocks of a busy slab to its copies. Durable with the next sync. `done` is
+    /// called for those of each write.
     fn destage_blocks(
         &self,
         cache: &Cache,

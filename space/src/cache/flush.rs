@@ -124,8 +124,8 @@ impl Cache {
 }
 
 impl Pool {
-    /// Makes the slabs that the log comes to next dirty, with one commit. Writers do not wait for it
-    /// as long as it is done early enough.
+    /// Makes the slabs that the log comes to next dirty, with one commit. Writers do not wait for
+    /// it as long as it is done early enough.
     pub(crate) fn dirty_ahead(&self, cache: &Cache) -> io::Result<()> {
         let slabs: Vec<SlabKey> = cache.ahead().map(|index| (cache.file.number, index)).collect();
         let is_dirty = |index: u32| cache.file.table.entry(index).load().state() == Some(SlabState::Dirty);

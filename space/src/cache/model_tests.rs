@@ -113,7 +113,7 @@ impl Log {
         if oldest.slabs.iter().any(|&key| self.is_in_use(key)) {
             return;
         }
-        let upto = if is_whole { u64::MAX } else { oldest.end.position };
+        let upto = if is_whole { u64::MAX } else { oldest.limit };
         oldest.slabs.iter().for_each(|&key| self.write_back(key, upto));
         let end = if is_whole { self.ring.end_of(&oldest.slabs, oldest.end, begun) } else { oldest.end };
         self.anchor = self.ring.anchor_at(end.sequence);

@@ -65,10 +65,19 @@ struct Logged {
 #[derive(Debug)]
 struct Group {
     place: HeaderPlace,
-    /// The lowest position of its blocks.
+    /// The lowest and the highest position of its blocks.
     lowest: u64,
+    highest: u64,
     slabs: BTreeSet<SlabKey>,
     born: Instant,
+}
+
+impl Group {
+    fn new(place: HeaderPlace, rows: &[Row], slabs: BTreeSet<SlabKey>) -> Self {
+        let lowest = positions(rows).fold(place.position, u64::min);
+        let highest = positions(rows).fold(place.position, u64::max);
+        Self { place, lowest, highest, slabs, born: Instant::now() }
+    }
 }
 
 /// A header that is to be written.
@@ -87,7 +96,9 @@ pub(crate) struct Oldest {
     pub(crate) slabs: BTreeSet<SlabKey>,
     /// The first header after it.
     pub(crate) end: HeaderPlace,
-    /// Its length in blocks, and how many of them are live.
+    /// All its blocks lie before this position.
+    pub(crate) limit: u64,
+    /// Blocks that are free without it, and blocks that must be destaged before.
     pub(crate) blocks: u64,
     pub(crate) live: u64,
 }
@@ -151,18 +162,17 @@ impl Ring {
 
     /// Adds a header that was read: the one at [`Ring::next_place`].
     pub(crate) fn replay(&mut self, rows: &[Row], next: HeaderPlace) {
-        let (place, mut lowest, mut slabs) = (self.next, self.next.position, BTreeSet::new());
+        let (place, mut slabs) = (self.next, BTreeSet::new());
         for row in rows {
             let key = (row.file, row.index);
             slabs.insert(key);
             let slab = self.slabs.entry(key).or_default();
             slab.last_sequence = place.sequence;
             if row.kind == RowKind::Block {
-                lowest = lowest.min(row.position);
                 slab.put(row.block, Live { position: row.position, sum: row.sum });
             }
         }
-        self.groups.push_back(Group { place, lowest, slabs, born: Instant::now() });
+        self.groups.push_back(Group::new(place, rows, slabs));
         self.next = next;
         self.head = self.head.max(next.position + 1);
     }
@@ -264,6 +274,11 @@ impl Ring {
         let left = self.credits.checked_sub(count);
         self.credits = left.unwrap_or(self.credits);
         left.is_some()
+    }
+
+    /// Whether so little is free that writers may soon have to wait.
+    pub(crate) fn is_nearly_low(&self) -> bool {
+        self.spare() < 2 * self.low_water()
     }
 
     /// Reserves blocks of the log for a write, with `copies` transfers. Returns the ticket of the
@@ -423,28 +438,37 @@ impl Ring {
                 slab.last_sequence = place.sequence;
             }
         }
-        let lowest = positions(&rows).fold(place.position, u64::min);
-        self.groups.push_back(Group { place, lowest, slabs, born: Instant::now() });
+        self.groups.push_back(Group::new(place, &rows, slabs));
         Some(Taken { position: place.position, block: Box::new(block), rows: rows.len() as u64 })
     }
 
-    /// The oldest groups, with at least `blocks` if there are as many. `None` if there are no groups.
+    /// The oldest groups, without which at least `blocks` are free if there are as many. `None` if
+    /// there are no groups.
     pub(crate) fn oldest(&self, blocks: u64) -> Option<Oldest> {
-        let mut slabs = BTreeSet::new();
-        let mut end = None;
-        for (place, group) in self.groups.iter().enumerate() {
+        // Where the tail would be after each group: a later one may have an older block.
+        let mut tails = vec![self.lowest_without_group().min(self.next.position)];
+        for group in self.groups.iter().rev() {
+            tails.push(tails.last().map_or(group.lowest, |&tail| tail.min(group.lowest)));
+        }
+        let (mut slabs, mut limit, mut found) = (BTreeSet::new(), 0, None);
+        for (place, (group, tail)) in self.groups.iter().zip(tails.iter().rev().skip(1)).enumerate() {
             slabs.extend(group.slabs.iter().copied());
-            let next = self.after(place);
-            end = Some(next);
-            if next.position - self.tail >= blocks {
+            limit = limit.max(group.highest + 1);
+            found = Some((self.after(place), tail - self.tail));
+            if tail - self.tail >= blocks {
                 break;
             }
         }
-        let end = end?;
-        let is_old = |live: &&Live| live.position < end.position;
+        let (end, blocks) = found?;
         let live = slabs.iter().filter_map(|key| self.slabs.get(key)).flat_map(|slab| slab.live.values());
-        let live = live.filter(is_old).count() as u64;
-        Some(Oldest { slabs, end, blocks: end.position - self.tail, live })
+        let live = live.filter(|live| live.position < limit).count() as u64;
+        Some(Oldest { slabs, end, limit, blocks, live })
+    }
+
+    /// The lowest position of a block that no header names.
+    fn lowest_without_group(&self) -> u64 {
+        let pending = self.pending.values().map(|pending| pending.position);
+        pending.chain(positions(&self.fresh)).min().unwrap_or(u64::MAX)
     }
 
     /// The header after the group at a place in the list.
@@ -465,10 +489,8 @@ impl Ring {
     pub(crate) fn anchor_at(&self, end: u64) -> Anchor {
         let left = || self.groups.iter().filter(|group| group.place.sequence >= end);
         let first = left().next().map_or(self.next, |group| group.place);
-        let lowest = left().map(|group| group.lowest);
-        let pending = self.pending.values().map(|pending| pending.position);
-        let fresh = positions(&self.fresh);
-        let tail = lowest.chain(pending).chain(fresh).min().unwrap_or(first.position).min(first.position);
+        let lowest = left().map(|group| group.lowest).chain([self.lowest_without_group()]).min();
+        let tail = lowest.map_or(first.position, |lowest| lowest.min(first.position));
         Anchor { first, number: self.anchor + 1, tail }
     }
 
