@@ -40,6 +40,10 @@ fn members_with(bench: &Bench, block: &[u8]) -> (usize, usize) {
     (found[..2].iter().filter(|&&has| has).count(), found[2..].iter().filter(|&&has| has).count())
 }
 
+fn empty(pool: &Pool) {
+    while pool.destage(u64::MAX).unwrap() {}
+}
+
 fn used(pool: &Pool) -> (u64, u64) {
     let inner = pool.cache().unwrap().inner();
     (inner.ring.used(), inner.ring.live())
@@ -99,7 +103,7 @@ fn what_was_flushed_is_there_after_a_crash() {
         let pool = crashed.open();
         assert!(contents(&file(&pool)) == bytes);
         assert_eq!(used(&pool).1, 5);
-        pool.destage_everything().unwrap();
+        empty(&pool);
         assert!(contents(&file(&pool)) == bytes && used(&pool).1 == 0);
         drop(pool);
         assert!(contents(&file(&crashed.open())) == bytes);
@@ -147,7 +151,7 @@ fn what_passes_by_the_log_is_not_overtaken_by_what_is_in_it() {
     let crashed = bench.snapshot("mapped");
     let again = crashed.open();
     assert!(contents(&file(&again)) == bytes);
-    again.destage_everything().unwrap();
+    empty(&again);
     assert!(contents(&file(&again)) == bytes);
 }
 
@@ -171,7 +175,7 @@ fn a_full_log_makes_room_and_wraps_around() {
             let crashed = bench.snapshot("full");
             let again = crashed.open();
             assert!(contents(&file(&again)) == bytes, "round {round}");
-            again.destage_everything().unwrap();
+            empty(&again);
             assert!(contents(&file(&again)) == bytes, "round {round}, destaged");
         }
     }
@@ -231,11 +235,19 @@ fn rot_in_the_log_is_never_silent() {
     rot(&bench.paths[1], &block);
     let is_lost = |queue: &mut diskwright_store::Blocking| queue.read(20 * BLOCK, &mut [0; BLOCK as usize]).is_err();
     assert!(is_lost(&mut queue));
-    pool.destage_everything().unwrap_or_default();
+    // It is put at the head of the log each time.
+    (0..3).for_each(|_| assert!(pool.destage(u64::MAX).unwrap()));
     assert!(is_lost(&mut queue), "the older contents of the slab must not show");
     queue.write(20 * BLOCK, &[1; BLOCK as usize], false).unwrap();
     assert!(!is_lost(&mut queue));
     let mut other = [0; BLOCK as usize];
+    assert!(queue.read(21 * BLOCK, &mut other).is_err());
+    let error = pool.remove_cache(&mut |_| true).unwrap_err().to_string();
+    assert!(error.contains("1 slabs still have blocks"), "{error}");
+    queue.write(21 * BLOCK, &[1; BLOCK as usize], false).unwrap_err();
+    drop((queue, pool));
+    let pool = bench.open();
+    let mut queue = disk(&file(&pool));
     assert!(queue.read(21 * BLOCK, &mut other).is_err());
     queue.write(21 * BLOCK, &[1; 2 * BLOCK as usize], false).unwrap();
     queue.read(21 * BLOCK, &mut other).unwrap();
@@ -248,14 +260,21 @@ fn a_cache_is_removed_when_it_is_empty() {
     let mut queue = disk(&file(&pool));
     queue.write(8 * BLOCK, &[9; BLOCK as usize], false).unwrap();
     bytes[8 * BLOCK as usize..][..BLOCK as usize].fill(9);
-    pool.remove_cache().unwrap();
-    assert!(pool.remove_cache().is_err());
+    let mut told = Vec::new();
+    pool.remove_cache(&mut |emptied| {
+        told.push((emptied.done_bytes, emptied.total_bytes));
+        true
+    })
+    .unwrap();
+    assert_eq!(told.last(), Some(&(BLOCK, BLOCK)));
+    assert!(pool.remove_cache(&mut |_| true).is_err());
     queue.write(12 * BLOCK, &[9; BLOCK as usize], false).unwrap();
     bytes[12 * BLOCK as usize..][..BLOCK as usize].fill(9);
     assert!(contents(&file(&pool)) == bytes);
     drop((queue, pool));
     let pool = bench.open();
     assert!(pool.cache().is_none() && contents(&file(&pool)) == bytes);
+    assert!(pool.create_cache(12 * MIB).unwrap_err().to_string().contains("no room for a write-back cache"));
     pool.create_cache(6 * MIB).unwrap();
     for (bytes, why) in [(1, "1 MiB to 64 GiB"), (1 << 40, "1 MiB to 64 GiB")] {
         assert!(pool.create_cache(bytes).unwrap_err().to_string().contains(why));

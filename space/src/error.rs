@@ -159,14 +159,15 @@ pub enum SpaceError {
         /// What is wrong.
         why: String,
     },
-    /// The caller stopped a drain or a rebuild. What has moved stays where it is.
-    #[error("pool {pool}: stopped; {done} of {total} slabs have moved. Run it again to go on")]
+    /// The caller stopped a drain, a rebuild or the emptying of the cache. What has moved stays where
+    /// it is.
+    #[error("pool {pool}: stopped; {done} of {total} were done. Run it again to go on")]
     Stopped {
         /// Name of the pool.
         pool: String,
-        /// Slabs that have moved.
+        /// Slabs, or bytes of the cache, that have moved.
         done: u64,
-        /// Slabs that had to move.
+        /// Those that had to move.
         total: u64,
     },
     /// The request makes no sense for this pool.

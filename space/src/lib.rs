@@ -38,7 +38,7 @@ mod slab_table;
 mod slow;
 mod sums;
 
-pub use cache::{CACHE_BYTES_DEFAULT, CacheStatus};
+pub use cache::{CACHE_BYTES_DEFAULT, CacheStatus, Emptied};
 pub use class::class_of;
 pub use diskwright_format::space::{WITNESS_BYTES, change::Tier, superblock::Class};
 pub use error::{Result, SpaceError};

@@ -81,9 +81,15 @@ impl Anchor {
         let first = HeaderPlace { sequence: u64_at(block, 32), position: u64_at(block, 40), before: u32_at(block, 12) };
         let anchor = Self { first, number: u64_at(block, 48), tail: u64_at(block, 56) };
         let is_ours = Uuid::from_bytes_le(field(block, 16)) == pool && anchor.tail <= first.position;
-        is_ours.then_some(anchor)
+        // What follows is reckoned without checks for an overflow.
+        let is_possible = first.position.max(first.sequence).max(anchor.number) < NUMBERS_MAX;
+        (is_ours && is_possible).then_some(anchor)
     }
 }
+
+/// Positions and numbers of a log are below this: at a million blocks a second it lasts for 70,000
+/// years.
+const NUMBERS_MAX: u64 = 1 << 61;
 
 /// What a row says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -244,5 +250,7 @@ mod tests {
         assert_eq!(Anchor::parse(&block, Uuid::from_u128(1)), None);
         assert_eq!(Anchor::parse(&[0; BLOCK_BYTES], POOL), None);
         assert_eq!(Anchor::parse(&Anchor { tail: 71, ..anchor }.to_block(POOL), POOL), None);
+        let far = HeaderPlace { position: u64::MAX, ..first };
+        assert_eq!(Anchor::parse(&Anchor { first: far, ..anchor }.to_block(POOL), POOL), None);
     }
 }

@@ -120,20 +120,6 @@ impl Pool {
         Ok(true)
     }
 
-    /// Destages everything, as long as nothing new enters. Blocks that cannot be read stay.
-    pub(crate) fn destage_everything(&self) -> io::Result<()> {
-        let live = || self.cache().map_or(0, |cache| cache.inner().ring.live());
-        let mut before = live();
-        while self.destage(u64::MAX)? {
-            let left = live();
-            if left > 0 && left >= before {
-                break;
-            }
-            before = left;
-        }
-        Ok(())
-    }
-
     /// The slabs of the oldest groups, in the order in which they lie on the members.
     fn by_address(&self, oldest: &Oldest) -> Vec<SlabKey> {
         let mut slabs: Vec<SlabKey> = oldest.slabs.iter().copied().collect();
@@ -188,18 +174,18 @@ impl Pool {
                 round.is_whole.store(false, Ordering::Relaxed);
             }
         }
-        self.destage_blocks(cache, file, key.1, &live, |run| round.grant(cache, run))
+        self.destage_blocks(cache, file, key.1, &live, Some(round))
     }
 
-    /// Writes live blocks of a busy slab to its copies. Durable with the next sync. `done` is
-    /// called for those of each write.
+    /// Writes live blocks of a busy slab to its copies. Durable with the next sync. What cannot be
+    /// read stays in the log if this is part of a round, and is an error otherwise.
     fn destage_blocks(
         &self,
         cache: &Cache,
         file: &FileState,
         index: u32,
         live: &[(u16, Live)],
-        done: impl Fn(&[(u16, Live)]),
+        round: Option<&Round>,
     ) -> io::Result<()> {
         let key = (file.number, index);
         if file.table.entry(index).load().state().is_none() {
@@ -220,6 +206,9 @@ impl Pool {
                             self.name(),
                             self.described(file, index)
                         ));
+                        if round.is_none() {
+                            return Err(error);
+                        }
                         // The slab has older contents, which must not be taken for these. The block
                         // stays in the log as it is, and reading it is an error until it is
                         // written.
@@ -239,7 +228,9 @@ impl Pool {
                 }
             }
             cache.inner().ring.destaged(key, &good);
-            done(run);
+            if let Some(round) = round {
+                round.grant(cache, run);
+            }
         }
         Ok(())
     }
@@ -277,7 +268,7 @@ impl Pool {
         }
         for &index in &slabs {
             let live = cache.inner().ring.live_of((file.number, index));
-            self.destage_blocks(cache, file, index, &live, |_| {})?;
+            self.destage_blocks(cache, file, index, &live, None)?;
         }
         self.sync_members()?;
         let keys: Vec<SlabKey> = slabs.iter().map(|&index| (file.number, index)).collect();

@@ -40,7 +40,7 @@ mod ring;
 mod state;
 
 pub(crate) use destage::start_worker;
-pub use replay::CACHE_BYTES_DEFAULT;
+pub use replay::{CACHE_BYTES_DEFAULT, Emptied};
 pub(crate) use ring::{Ended, Found};
 pub use state::CacheStatus;
 pub(crate) use state::{Cache, sums_of_blocks};

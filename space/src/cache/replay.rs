@@ -34,6 +34,15 @@ use std::{
 /// Size of a cache if none is given.
 pub const CACHE_BYTES_DEFAULT: u64 = 1 << 30;
 
+/// How far [`Pool::remove_cache`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Emptied {
+    /// Bytes that are on the slow members.
+    pub done_bytes: u64,
+    /// Bytes that were to go there when it began.
+    pub total_bytes: u64,
+}
+
 /// Reads the log, a slab at a time.
 struct Reader<'a> {
     pool: &'a Pool,
@@ -213,11 +222,20 @@ impl Pool {
             return usage(format!("a write-back cache of {len_bytes} bytes: it must have 1 MiB to 64 GiB"));
         }
         let copies = self.default_copies();
-        let fast = self.active_of(Class::Ssd).len();
-        if !self.is_tiered() || fast < usize::from(copies) {
+        let fast = self.active_of(Class::Ssd);
+        if !self.is_tiered() || fast.len() < usize::from(copies) {
             return usage(format!(
-                "a write-back cache needs slow members, and {copies} fast ones for its copies; it has {fast} fast ones"
+                "a write-back cache needs slow members, and {copies} fast ones for its copies; it has {} fast ones",
+                fast.len()
             ));
+        }
+        let slabs = len_bytes.div_ceil(self.slab_bytes());
+        // The present one goes first.
+        let freed = self.cache().map_or(0, |cache| u64::from(cache.file.mapped.load(Ordering::Relaxed)));
+        let free = |number: &u8| u64::from(lock(self.state()).free[usize::from(*number)].free()) + freed;
+        let room: u64 = fast.iter().map(|number| free(number).min(slabs)).sum();
+        if room < slabs * u64::from(copies) {
+            return usage(format!("its fast members have no room for a write-back cache of {len_bytes} bytes"));
         }
         Ok(())
     }
@@ -269,19 +287,39 @@ impl Pool {
     /// Empties the write-back cache and removes it. It is used no more, and a new one is used when
     /// the pool is opened again.
     ///
+    /// `progress` is called after each round; it returns whether to go on.
+    ///
     /// # Errors
-    /// [`SpaceError::Usage`] if there is none; [`SpaceError::Io`]: it stays then.
-    pub fn remove_cache(&self) -> Result<()> {
+    /// [`SpaceError::Usage`] if there is none; [`SpaceError::Stopped`], [`SpaceError::Io`]: it stays
+    /// then, and nothing enters it until the pool is opened again.
+    pub fn remove_cache(&self, progress: &mut dyn FnMut(Emptied) -> bool) -> Result<()> {
         let Some(cache) = self.cache().filter(|_| self.file_named(LOG).is_some()) else {
             let what = format!("pool {}: it has no write-back cache", self.name());
             return Err(SpaceError::Usage { what });
         };
         cache.is_closing.store(true, Ordering::SeqCst);
         let failed = |error| SpaceError::io("empty its write-back cache", Path::new(self.name()), error);
-        self.destage_everything().map_err(failed)?;
+        let live_bytes = || cache.inner().ring.live() * BLOCK_BYTES as u64;
+        let (total_bytes, head) = (live_bytes(), cache.inner().ring.head());
+        while self.destage(cache.chunk()).map_err(failed)? {
+            let left_bytes = live_bytes();
+            if left_bytes > 0 && cache.inner().ring.tail() >= head {
+                // Blocks that cannot be read were put at the head of the log.
+                break;
+            }
+            let emptied = Emptied { done_bytes: total_bytes.saturating_sub(left_bytes), total_bytes };
+            if !progress(emptied) {
+                let (done, total) = (emptied.done_bytes, total_bytes);
+                return Err(SpaceError::Stopped { pool: self.name().to_owned(), done, total });
+            }
+        }
         let left = cache.inner().ring.slabs().count();
         if left > 0 {
-            let what = format!("pool {}: {left} slabs still have blocks in the cache; run it again", self.name());
+            let what = format!(
+                "pool {}: {left} slabs still have blocks in the write-back cache. If it is run again and the number stays, \
+                 they cannot be read: write them anew, or remove their disk",
+                self.name()
+            );
             return Err(SpaceError::Usage { what });
         }
         self.remove_file(LOG)

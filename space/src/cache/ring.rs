@@ -212,6 +212,11 @@ impl Ring {
         to_end.min(self.slab_blocks - self.file_block(position) % self.slab_blocks)
     }
 
+    /// No block before this position counts.
+    pub(crate) fn tail(&self) -> u64 {
+        self.tail
+    }
+
     /// Where the next block goes.
     pub(crate) fn head(&self) -> u64 {
         self.head

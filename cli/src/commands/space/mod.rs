@@ -425,7 +425,9 @@ fn cache(context: &mut Context, name: &str, size: CacheSize) -> Outcome {
         pool.check_cache(len_bytes)?;
     }
     if pool.status().cache.is_some() || matches!(size, CacheSize::None) {
-        pool.remove_cache()?;
+        let mut display = context.progress("emptying the cache");
+        pool.remove_cache(&mut |emptied| display.update(emptied.done_bytes, emptied.total_bytes))?;
+        drop(display);
         // The pool is opened without it.
         drop(pool);
         spaces.close().map_err(|error| Failure::doing("cannot close the pool", error))?;

@@ -4,6 +4,7 @@
 //!   one_member.rs   sixteen workloads, written lately and with checksums
 //!   mirror.rs       two copies on two files against btrfs raid1 on the same two files
 //!   burst.rs        a burst into the write-back cache; a full cache
+//!   tiers.rs        the predicted share of the fast members against the measured one
 //!   opening.rs      a pool of 10 TiB; copies that are compared after a power cut
 //! ```
 
@@ -11,11 +12,13 @@ mod burst;
 mod mirror;
 mod one_member;
 mod opening;
+mod tiers;
 
 pub(crate) use burst::burst;
 pub(crate) use mirror::against_btrfs;
 pub(crate) use one_member::{with_checksums, workloads};
 pub(crate) use opening::{CHILD, child, large, resync};
+pub(crate) use tiers::predicted_share;
 
 use diskwright_lab::{LabError, Result};
 use diskwright_space::{Class, NewFile, NewMember, Pool, PoolCreateOptions, PoolOptions, SpaceError, SpaceFile, Tier};
