@@ -159,8 +159,8 @@ pub enum SpaceError {
         /// What is wrong.
         why: String,
     },
-    /// The caller stopped a drain, a rebuild or the emptying of the cache. What has moved stays where
-    /// it is.
+    /// The caller stopped a drain, a rebuild or the emptying of the cache. What has moved stays
+    /// where it is.
     #[error("pool {pool}: stopped; {done} of {total} were done. Run it again to go on")]
     Stopped {
         /// Name of the pool.

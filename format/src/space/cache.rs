@@ -101,6 +101,15 @@ pub enum RowKind {
     /// The row of this block with exactly this position does not count: its contents were not
     /// durable when power was lost.
     Void,
+    /// As [`RowKind::Block`], but no member has contents with this checksum any more.
+    Lost,
+}
+
+impl RowKind {
+    /// Whether the log has a block at the position of such a row.
+    pub fn has_block(self) -> bool {
+        matches!(self, Self::Block | Self::Lost)
+    }
 }
 
 /// A row of a header.
@@ -144,6 +153,7 @@ pub fn put_header(
             RowKind::Block => 0,
             RowKind::Forget => 1,
             RowKind::Void => 2,
+            RowKind::Lost => 3,
         };
         bytes[10..12].copy_from_slice(&kind.to_le_bytes());
         bytes[12..20].copy_from_slice(&row.position.to_le_bytes());
@@ -184,6 +194,7 @@ impl Header {
                 0 => RowKind::Block,
                 1 => RowKind::Forget,
                 2 => RowKind::Void,
+                3 => RowKind::Lost,
                 _ => return None,
             };
             let (file, index, block) = (u32_at(bytes, 0), u32_at(bytes, 4), u16_at(bytes, 8));
@@ -216,7 +227,7 @@ mod tests {
     const POOL: Uuid = Uuid::from_u128(11);
 
     fn row(block: u16) -> Row {
-        let kind = [RowKind::Block, RowKind::Forget, RowKind::Void][usize::from(block) % 3];
+        let kind = [RowKind::Block, RowKind::Forget, RowKind::Void, RowKind::Lost][usize::from(block) % 4];
         Row { file: 3, index: 1 << 20, block, kind, position: (1 << 40) + u64::from(block), sum: 0xdead_beef }
     }
 

@@ -242,6 +242,7 @@ impl Pool {
             let full = || io::Error::new(io::ErrorKind::StorageFull, "the write-back cache is full");
             let (ticket, position) = inner.ring.reserve(key, block, 1, 1, true).ok_or_else(full)?;
             inner.ring.note(ticket, vec![sum]);
+            inner.ring.note_lost(ticket);
             (ticket, cache.place_of(&inner.ring, position))
         };
         let written = self.write_beside_others(&cache.file, place.0, place.1, bytes);

@@ -114,7 +114,7 @@ pub(super) fn counted(
         for row in &header.rows {
             let is_ended = forgotten.get(&(row.file, row.index)).is_some_and(|&upto| row.position < upto)
                 || void.contains(&row.position);
-            if row.kind != RowKind::Block || !is_ended && has_block(place, row)? {
+            if !row.kind.has_block() || !is_ended && has_block(place, row)? {
                 rows.push(*row);
             }
         }
@@ -181,7 +181,7 @@ impl Pool {
         let mut torn = Vec::new();
         let counted = counted(&groups, |place, row| {
             let is_there = row.position >= anchor.tail && row.position < end && u64::from(row.block) < slab_blocks;
-            if !is_there || place.sequence < durable {
+            if !is_there || place.sequence < durable || row.kind == RowKind::Lost {
                 return Ok(is_there);
             }
             let has_sum = |block: &[u8]| (crc32c::crc32c(block) == row.sum).then_some(());
@@ -290,8 +290,8 @@ impl Pool {
     /// `progress` is called after each round; it returns whether to go on.
     ///
     /// # Errors
-    /// [`SpaceError::Usage`] if there is none; [`SpaceError::Stopped`], [`SpaceError::Io`]: it stays
-    /// then, and nothing enters it until the pool is opened again.
+    /// [`SpaceError::Usage`] if there is none; [`SpaceError::Stopped`], [`SpaceError::Io`]: it
+    /// stays then, and nothing enters it until the pool is opened again.
     pub fn remove_cache(&self, progress: &mut dyn FnMut(Emptied) -> bool) -> Result<()> {
         let Some(cache) = self.cache().filter(|_| self.file_named(LOG).is_some()) else {
             let what = format!("pool {}: it has no write-back cache", self.name());

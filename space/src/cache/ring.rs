@@ -46,6 +46,7 @@ struct Pending {
     block: u16,
     position: u64,
     sums: Vec<u32>,
+    kind: RowKind,
     /// Transfers that have not ended.
     left: u8,
     ok: bool,
@@ -168,7 +169,7 @@ impl Ring {
             slabs.insert(key);
             let slab = self.slabs.entry(key).or_default();
             slab.last_sequence = place.sequence;
-            if row.kind == RowKind::Block {
+            if row.kind.has_block() {
                 slab.put(row.block, Live { position: row.position, sum: row.sum });
             }
         }
@@ -312,7 +313,8 @@ impl Ring {
         }
         let ticket = self.next_ticket;
         self.next_ticket = (ticket + 1) % (1 << 30);
-        let pending = Pending { key, block, position, sums: Vec::new(), left: copies, ok: true };
+        let (sums, kind) = (Vec::new(), RowKind::Block);
+        let pending = Pending { key, block, position, sums, kind, left: copies, ok: true };
         self.pending.insert(ticket, pending);
         self.slabs.entry(key).or_default().open += 1;
         Some((ticket, position))
@@ -332,7 +334,14 @@ impl Ring {
         }
     }
 
-    /// The slab and the position of a write.
+    /// Notes that a write has contents without the checksums that were noted.
+    pub(crate) fn note_lost(&mut self, ticket: u32) {
+        if let Some(pending) = self.pending.get_mut(&ticket) {
+            pending.kind = RowKind::Lost;
+        }
+    }
+
+    /// The position of a write.
     pub(crate) fn position_of(&self, ticket: u32) -> Option<u64> {
         self.pending.get(&ticket).map(|pending| pending.position)
     }
@@ -345,7 +354,7 @@ impl Ring {
         if pending.left > 0 {
             return Ended::NotAll;
         }
-        let Some(Pending { key, block, position, sums, ok, .. }) = self.pending.remove(&ticket) else {
+        let Some(Pending { key, block, position, sums, kind, ok, .. }) = self.pending.remove(&ticket) else {
             return Ended::All;
         };
         let slab = self.slabs.entry(key).or_default();
@@ -355,7 +364,7 @@ impl Ring {
                 let (block, position) = (block + step as u16, position + step);
                 slab.put(block, Live { position, sum });
                 slab.open += 1;
-                self.fresh.push(Row { file: key.0, index: key.1, block, kind: RowKind::Block, position, sum });
+                self.fresh.push(Row { file: key.0, index: key.1, block, kind, position, sum });
             }
         }
         Ended::All
@@ -524,7 +533,7 @@ impl Ring {
 
 /// The positions of the blocks that rows name.
 fn positions(rows: &[Row]) -> impl Iterator<Item = u64> {
-    rows.iter().filter(|row| row.kind == RowKind::Block).map(|row| row.position)
+    rows.iter().filter(|row| row.kind.has_block()).map(|row| row.position)
 }
 
 impl Logged {
