@@ -170,6 +170,11 @@ impl Pool {
         Ok(())
     }
 
+    #[cfg(test)]
+    pub(crate) fn write_checkpoint_now(&self) {
+        self.write_checkpoint(&mut lock(&self.place)).unwrap();
+    }
+
     /// The changes that lead from an empty map to the present one.
     pub(super) fn whole_map(&self) -> Vec<u8> {
         let state = lock(&self.state);
