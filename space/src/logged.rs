@@ -136,6 +136,7 @@ impl SpaceFile {
             busy.extend(Busy::try_now(&self.pool, entry).map(|busy| (other, busy)));
         }
         let slabs: Vec<u32> = busy.iter().map(|(other, _)| *other).chain([index]).collect();
-        self.pool.unlog(&self.file, &slabs)
+        // What cannot be read in a neighbour is no error of this write.
+        self.pool.unlog(&self.file, &slabs).or_else(|_| self.pool.unlog(&self.file, &[index]))
     }
 }

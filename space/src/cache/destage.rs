@@ -94,7 +94,9 @@ impl Pool {
         thread::scope(|scope| {
             let others: Vec<_> = (1..THREADS.min(slabs.len())).map(|_| scope.spawn(work)).collect();
             let first = work();
-            others.into_iter().map(|other| other.join().unwrap_or(Ok(()))).fold(first, |all, one| all.and(one))
+            // What a thread that panicked has left undone must stay in the log.
+            let panicked = |_| Err(io::Error::other("internal error: a thread that empties the cache panicked"));
+            others.into_iter().map(|other| other.join().unwrap_or_else(panicked)).fold(first, io::Result::and)
         })?;
         self.sync_members()?;
         let (anchor, place) = {
@@ -343,7 +345,11 @@ fn work(cache: &Cache, weak: &Weak<Pool>) {
         while cache.is_due(&pool) {
             match pool.destage(cache.chunk()) {
                 Ok(true) => {}
-                Ok(false) => break,
+                Ok(false) => {
+                    // Who waits waits for transfers under way.
+                    thread::sleep(Duration::from_millis(1));
+                    break;
+                }
                 Err(error) => {
                     pool.warn(format!("pool {}: the write-back cache cannot be emptied: {error}", pool.name()));
                     cache.inner().failure = Some(error.to_string());

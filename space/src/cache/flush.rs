@@ -28,6 +28,13 @@ impl Cache {
         loop {
             let (taken, place) = {
                 let mut inner = self.inner();
+                if inner.ring.fresh() > 0 && inner.ring.is_full() {
+                    // `reserve` leaves room for headers; without it a header would overwrite data.
+                    let what = format!("pool {}: its cache has no room for a header", pool.name());
+                    drop(inner);
+                    pool.fail_journal(what.clone());
+                    return Err(io::Error::new(io::ErrorKind::StorageFull, what));
+                }
                 let Some(taken) = inner.ring.take_rows(pool.id(), self.durable.load(Ordering::Acquire)) else {
                     return Ok(inner.ring.next_place().sequence);
                 };

@@ -252,6 +252,11 @@ impl Ring {
         (self.tail + self.blocks).saturating_sub(self.head)
     }
 
+    /// Whether there is no block left, not even for a header.
+    pub(crate) fn is_full(&self) -> bool {
+        self.free() == 0
+    }
+
     /// Blocks that headers may still take for what is under way.
     fn owed(&self) -> u64 {
         (self.fresh.len() / ROWS_MAX) as u64 + 2 + 2 * self.pending.len() as u64
