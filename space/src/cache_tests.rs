@@ -283,23 +283,28 @@ fn blocks_of_an_unfinished_flush_do_not_count() {
 #[test]
 fn a_new_disk_does_not_get_what_a_removed_one_has_in_the_cache() {
     let (bench, pool, _) = cached();
-    let mut queue = disk(&file(&pool));
+    // The youngest file: its number would be the next one.
+    let new = NewFile { len_bytes: SLAB, copies: 2, tier: Tier::Slow };
+    let late = |pool: &Arc<Pool>| pool.open_file("late", true, diskwright_store::LockMode::None).unwrap();
+    pool.create_file("late", new).unwrap();
+    late(&pool).write_at(&[0x22; SLAB as usize], 0).unwrap();
+    let mut queue = disk(&late(&pool));
     queue.write(30 * BLOCK, &[0x11; BLOCK as usize], false).unwrap();
     queue.flush().unwrap();
     drop(queue);
-    pool.remove_file("disk").unwrap();
+    pool.remove_file("late").unwrap();
     // The map does not know the number of the file any more.
     pool.commit_all().unwrap();
     pool.write_checkpoint_now();
     drop(pool);
     let pool = bench.open();
-    pool.create_file("disk", NewFile { len_bytes: DISK_BYTES, copies: 2, tier: Tier::Slow }).unwrap();
-    file(&pool).write_at(&[0x33; SLAB as usize], 0).unwrap();
+    pool.create_file("late", new).unwrap();
+    late(&pool).write_at(&[0x33; SLAB as usize], 0).unwrap();
     drop(pool);
     let pool = bench.open();
-    assert!(contents(&file(&pool))[..SLAB as usize].iter().all(|&byte| byte == 0x33));
+    assert!(contents(&late(&pool)).iter().all(|&byte| byte == 0x33));
     empty(&pool);
-    assert!(contents(&file(&pool))[..SLAB as usize].iter().all(|&byte| byte == 0x33));
+    assert!(contents(&late(&pool)).iter().all(|&byte| byte == 0x33));
 }
 
 #[test]

@@ -32,6 +32,8 @@ struct Log {
     slabs: BTreeMap<(SlabKey, u16), u32>,
     pending: Vec<(u32, SlabKey, u16, u64, u64, u32)>,
     writes: u32,
+    /// Slabs that nothing may be written to past the log.
+    logged: BTreeSet<SlabKey>,
 }
 
 impl Log {
@@ -45,6 +47,7 @@ impl Log {
             slabs: BTreeMap::new(),
             pending: Vec::new(),
             writes: 0,
+            logged: BTreeSet::new(),
         }
     }
 
@@ -60,6 +63,7 @@ impl Log {
         }
         let Some((ticket, position)) = self.ring.reserve(key, block, count, 1, true) else { return };
         self.writes += 1;
+        self.logged.insert(key);
         for step in 0..count {
             let at = self.ring.file_block(position + step);
             assert!(at >= RING_AT && at / SLAB_BLOCKS == self.ring.file_block(position) / SLAB_BLOCKS);
@@ -118,7 +122,8 @@ impl Log {
         let end = if is_whole { self.ring.end_of(&oldest.slabs, oldest.end, begun) } else { oldest.end };
         self.anchor = self.ring.anchor_at(end.sequence);
         let anchor = self.anchor;
-        self.ring.advance(&anchor, |_| {});
+        let logged = &mut self.logged;
+        self.ring.advance(&anchor, |key| _ = logged.remove(&key));
     }
 
     /// A write that passes the log.
@@ -132,6 +137,7 @@ impl Log {
         }
         self.flush();
         self.ring.remove(key);
+        self.logged.remove(&key);
         self.writes += 1;
         self.slabs.insert((key, block), self.writes);
     }
@@ -139,6 +145,7 @@ impl Log {
     /// What the disk shows, by the ring and by a replay.
     fn check(&mut self) {
         assert!(self.ring.used() <= self.ring.len());
+        assert!(self.newest.keys().all(|(key, _)| self.logged.contains(key)));
         let shown = |ring: &Ring, slabs: &BTreeMap<(SlabKey, u16), u32>| {
             let mut shown = slabs.clone();
             for key in ring.slabs() {
