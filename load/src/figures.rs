@@ -222,6 +222,7 @@ mod tests {
             series: Vec::new(),
             interval_ns: 1_000_000_000,
             cpu: CpuRecord { process_user_ns: 1_000_000, process_system_ns: 3_000_000, ..CpuRecord::default() },
+            members: Vec::new(),
             steady: None,
         };
         let figures = Figures::of(&phase);

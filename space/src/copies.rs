@@ -22,7 +22,7 @@ use diskwright_format::space::{
     change::{Change, SlabState},
     superblock::Class,
 };
-use diskwright_store::{FileRange, Zeroing, is_full};
+use diskwright_store::{FileRange, is_full};
 use std::{
     io,
     sync::{Arc, atomic::Ordering},
@@ -82,7 +82,7 @@ impl Pool {
         let mut failure = None;
         for copy in self.copies_to_read(file, slab) {
             let Some(member) = self.live_member(copy.member) else { continue };
-            match member.store.read_at(piece, copy.offset_bytes(self.slab_shift()) + within_bytes) {
+            match member.read_at(piece, copy.offset_bytes(self.slab_shift()) + within_bytes) {
                 Ok(()) => return Ok(()),
                 Err(error) => failure = Some(error),
             }
@@ -151,10 +151,8 @@ impl Pool {
             let Some(member) = self.live_member(copy.member) else { continue };
             let at = copy.offset_bytes(self.slab_shift()) + within_bytes;
             let result = match payload {
-                Payload::Bytes(bytes) => member.store.write_at(bytes, at),
-                Payload::Zeros(len_bytes) => {
-                    member.store.zero_range(FileRange { offset_bytes: at, len_bytes }, Zeroing::Keep)
-                }
+                Payload::Bytes(bytes) => member.write_at(bytes, at),
+                Payload::Zeros(len_bytes) => member.zero_range(FileRange { offset_bytes: at, len_bytes }),
             };
             member.written();
             match result {

@@ -11,7 +11,9 @@ use diskwright_format::space::{
     FILE_SLABS_MAX,
     change::{Change, Tier},
 };
-use diskwright_store::{AtRisk, DataFile, FileRange, LockMode, OpenError, Placement, SectorSizes, Store, Zeroing};
+use diskwright_store::{
+    AtRisk, DataFile, FileRange, LockMode, MemberTraffic, OpenError, Placement, SectorSizes, Store, Zeroing,
+};
 use std::{
     io,
     path::{Path, PathBuf},
@@ -163,6 +165,10 @@ impl Store for SpaceFile {
 
     fn member(&self, number: u8) -> Option<Arc<dyn Store>> {
         self.pool.member(number).map(|member| Arc::clone(&member.store))
+    }
+
+    fn member_traffic(&self) -> Vec<MemberTraffic> {
+        self.pool.traffic()
     }
 
     fn at_risk(&self) -> AtRisk {

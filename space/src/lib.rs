@@ -19,6 +19,7 @@ mod busy;
 mod cache;
 mod class;
 mod copies;
+mod counter;
 mod error;
 mod file;
 mod file_state;

@@ -109,11 +109,11 @@ impl OpenArea {
         let until_end = ((self.blocks() - first) as usize).saturating_mul(BLOCK_BYTES);
         let (front, rest) = blocks.split_at(until_end.min(blocks.len()));
         if !rest.is_empty() {
-            member.store.write_at(rest, self.journal.start)?;
+            member.write_at(rest, self.journal.start)?;
         }
         let at = self.journal.start + first * BLOCK_BYTES as u64;
         if !rest.is_empty() {
-            member.store.write_at(front, at)?;
+            member.write_at(front, at)?;
             return member.sync_all();
         }
         member.write_durable(front, at)
@@ -130,7 +130,7 @@ impl OpenArea {
         changes: &[u8],
     ) -> io::Result<()> {
         let at = self.checkpoints[(place % 2) as usize].start;
-        member.store.write_at(changes, at + BLOCK_BYTES as u64)?;
+        member.write_at(changes, at + BLOCK_BYTES as u64)?;
         member.sync_all()?;
         member.write_durable(&header.to_block(pool), at)
     }
@@ -195,7 +195,7 @@ impl OpenArea {
     /// be such.
     pub(crate) fn rewrite(&self, member: &Member, pool: Uuid, history: &History) -> io::Result<()> {
         let used = (history.place.next_place + 1) % 2;
-        member.store.write_at(&history.header.to_block(pool), self.checkpoints[used as usize].start)?;
+        member.write_at(&history.header.to_block(pool), self.checkpoints[used as usize].start)?;
         let all = (history.blocks.len() / BLOCK_BYTES) as u64;
         let again = if history.is_closed() { all.min(LAST_BLOCKS) } else { all };
         let from = (all - again) as usize * BLOCK_BYTES;

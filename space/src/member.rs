@@ -7,12 +7,15 @@
 //! A flush syncs the members that were written since their last sync. A sync that another flush has
 //! started does not count until it has ended, so while one is under way a member is synced again.
 
-use crate::error::{Result, SpaceError};
+use crate::{
+    counter::Counter,
+    error::{Result, SpaceError},
+};
 use diskwright_format::space::{
     BLOCK_BYTES, WITNESS_BYTES, last_superblock_at,
     superblock::{Class, Superblock},
 };
-use diskwright_store::Store;
+use diskwright_store::{Access, FileRange, Store, Zeroing};
 use std::{
     io,
     path::{Path, PathBuf},
@@ -39,6 +42,8 @@ pub(crate) struct Member {
     failed_sync: OnceLock<(io::ErrorKind, String)>,
     /// Transfers under way.
     pub(crate) in_flight: AtomicU32,
+    /// What it was asked for. Whoever uses the store directly counts here too.
+    pub(crate) counter: Counter,
 }
 
 impl Member {
@@ -53,6 +58,7 @@ impl Member {
             syncs: AtomicU32::new(0),
             failed_sync: OnceLock::new(),
             in_flight: AtomicU32::new(0),
+            counter: Counter::default(),
         }
     }
 
@@ -76,7 +82,9 @@ impl Member {
         // finds the sync.
         let others = self.syncs.fetch_add(1, Ordering::AcqRel);
         let needed = self.unsynced.swap(false, Ordering::AcqRel) || others > 0;
-        if !needed {
+        if needed {
+            self.counter.count_sync();
+        } else {
             self.syncs.fetch_sub(1, Ordering::AcqRel);
         }
         needed
@@ -95,18 +103,39 @@ impl Member {
         if !self.begin_sync() {
             return Ok(());
         }
-        let result = self.sync_all();
+        let result = self.settle(self.store.sync_data());
         self.sync_ended(&result);
         result
     }
 
     /// Syncs the whole store.
     pub(crate) fn sync_all(&self) -> io::Result<()> {
+        self.counter.count_sync();
         self.settle(self.store.sync_data())
+    }
+
+    /// Reads.
+    pub(crate) fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
+        self.counter.count(Access::Read, buf.len() as u64);
+        self.store.read_at(buf, offset_bytes)
+    }
+
+    /// Writes.
+    pub(crate) fn write_at(&self, bytes: &[u8], offset_bytes: u64) -> io::Result<()> {
+        self.counter.count(Access::Write, bytes.len() as u64);
+        self.store.write_at(bytes, offset_bytes)
+    }
+
+    /// Writes zeros. The range stays allocated.
+    pub(crate) fn zero_range(&self, range: FileRange) -> io::Result<()> {
+        self.counter.count(Access::Write, range.len_bytes);
+        self.store.zero_range(range, Zeroing::Keep)
     }
 
     /// Writes durably.
     pub(crate) fn write_durable(&self, bytes: &[u8], offset_bytes: u64) -> io::Result<()> {
+        self.counter.count(Access::Write, bytes.len() as u64);
+        self.counter.count_sync();
         self.settle(self.store.write_durable_at(bytes, offset_bytes))
     }
 

@@ -259,6 +259,11 @@ impl Placement for SpaceFile {
         if noted.is_counted {
             self.count_served(&placed);
         }
+        for copy in &placed.copies[..usize::from(placed.count)] {
+            if let Some(member) = self.pool.member(copy.member) {
+                member.counter.count(access, placed.len_bytes);
+            }
+        }
         placed
     }
 

@@ -151,7 +151,7 @@ impl SpaceFile {
         for copy in best.into_iter().chain(others) {
             let Some(member) = self.pool.live_member(copy.member) else { continue };
             let buf = if around.is_empty() { &mut *piece } else { &mut around[..] };
-            if let Err(error) = member.store.read_at(buf, copy.offset_bytes(self.pool.slab_shift()) + blocks.start) {
+            if let Err(error) = member.read_at(buf, copy.offset_bytes(self.pool.slab_shift()) + blocks.start) {
                 failure = Some(error);
                 continue;
             }
@@ -317,7 +317,7 @@ impl SpaceFile {
         for copy in taken.iter().flatten() {
             let offset_bytes = copy.offset_bytes(self.pool.slab_shift());
             let range = FileRange { offset_bytes, len_bytes: self.pool.slab_bytes() };
-            let zeroed = member(copy.member)?.store.zero_range(range, Zeroing::Keep);
+            let zeroed = member(copy.member)?.zero_range(range);
             zeroed.map_err(|error| (copy.member, error))?;
             members |= 1 << copy.member;
         }

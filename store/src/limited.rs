@@ -17,8 +17,8 @@
 //! directly if none is held.
 
 use crate::{
-    Alarm, AtRisk, BlockDevice, BlockQueue, Completion, Extent, Geometry, Operation, PushError, QueueOptions,
-    RateLimiter, Request, TrackedPoint, queue::validate, resize::SizeWatcher,
+    Alarm, AtRisk, BlockDevice, BlockQueue, Completion, Extent, Geometry, MemberTraffic, Operation, PushError,
+    QueueOptions, RateLimiter, Request, TrackedPoint, queue::validate, resize::SizeWatcher,
 };
 use std::{collections::VecDeque, io, ops::Range, sync::Arc, thread, time::Duration};
 
@@ -61,6 +61,10 @@ impl BlockDevice for LimitedDevice {
 
     fn at_risk(&self) -> AtRisk {
         self.inner.at_risk()
+    }
+
+    fn member_traffic(&self) -> Vec<MemberTraffic> {
+        self.inner.member_traffic()
     }
 
     fn tracked_points(&self) -> Vec<TrackedPoint> {

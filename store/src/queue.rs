@@ -16,7 +16,7 @@
 
 use crate::{
     Engine, EngineKind, IoBuf, Segments, SharedRing, Slab, all_zero, at_risk::AtRisk, buffer::BUFFER_ALIGNMENT_BYTES,
-    resize::SizeWatcher,
+    member_traffic::MemberTraffic, resize::SizeWatcher,
 };
 use std::{fmt, io, ops::Range, sync::Arc};
 
@@ -258,6 +258,13 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     /// A device that passes requests on to another one must pass this question on too.
     fn at_risk(&self) -> AtRisk {
         AtRisk::Never
+    }
+
+    /// What the members below the device have done, if its bytes lie in several of them; see
+    /// [`Store::member_traffic`](crate::Store::member_traffic). A device that passes requests on
+    /// must pass this question on too.
+    fn member_traffic(&self) -> Vec<MemberTraffic> {
+        Vec::new()
     }
 
     /// The points since which changes of the device are tracked.

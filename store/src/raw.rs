@@ -10,7 +10,7 @@
 //! first completion back and starts the sync.
 
 use crate::{
-    AtRisk, CacheMode, Engine, EngineCompletion, Files, LockMode, OpenOptions, TargetId,
+    AtRisk, CacheMode, Engine, EngineCompletion, Files, LockMode, MemberTraffic, OpenOptions, TargetId,
     file::OpenError,
     queue::{
         BlockDevice, BlockQueue, Completion, Extent, ExtentKind, Geometry, Operation, PushError, QueueOptions, Request,
@@ -85,6 +85,10 @@ impl BlockDevice for RawDevice {
 
     fn at_risk(&self) -> AtRisk {
         self.store.at_risk()
+    }
+
+    fn member_traffic(&self) -> Vec<MemberTraffic> {
+        self.store.member_traffic()
     }
 
     fn open_queue(&self, options: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>> {

@@ -27,6 +27,7 @@ use crate::{
     at_risk::AtRisk,
     lane::Lane,
     lock::LockMode,
+    member_traffic::MemberTraffic,
     open::{OpenError, SectorSizes},
     placement::Placement,
 };
@@ -156,6 +157,12 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// cache has them.
     fn at_risk(&self) -> AtRisk {
         AtRisk::Never
+    }
+
+    /// What the files and devices below the store have done, if it keeps its bytes in several of
+    /// them. The figures are of the whole pool, not only of this store.
+    fn member_traffic(&self) -> Vec<MemberTraffic> {
+        Vec::new()
     }
 
     /// The first range at or after `offset_bytes` that may hold data; `None` if only holes (which

@@ -32,6 +32,28 @@ fn queue_depth_is_studied_saved_and_reported() {
 }
 
 #[test]
+fn queue_depth_on_a_space_counts_what_its_members_do() {
+    let shop = Workshop::new();
+    shop.ok("space create vault --member a.img --member b.img --size 64M");
+    shop.ok("space disk create space://vault/disk --size 8M");
+    let target = "--target space://vault/disk --format raw --destroy-data --fill --copies 2 --devices 2";
+    let line = QUEUE_DEPTH.replace("--size 8M", target);
+    let text = shop.ok(&line).replace('\n', " ");
+    let json: serde_json::Value = serde_json::from_slice(&fs::read(shop.path("q.json")).unwrap()).unwrap();
+    let members = json["pre_test"]["phases"][0]["members"].as_array().unwrap();
+    assert_eq!(members.len(), 2);
+    for member in members {
+        let of = |name: &str| member[name].as_u64().unwrap();
+        assert!(of("reads") > 0 && of("writes") > 0 && of("written_bytes") >= of("writes") * 4096, "{member}");
+    }
+    // Cells this short do not always show a depth.
+    let found = json["findings"].as_array().unwrap().iter().map(|finding| &finding["found"]);
+    let found: Vec<_> = found.filter(|found| found.is_object()).collect();
+    assert_eq!(text.contains("counted on the members:"), !found.is_empty(), "{text}");
+    found.iter().for_each(|found| assert!(found["measured_amplification"].as_f64().unwrap() > 0.5, "{found}"));
+}
+
+#[test]
 fn queue_depth_takes_targets_and_guards_them() {
     let shop = Workshop::new();
     fs::write(shop.path("precious"), vec![7; 1 << 20]).unwrap();

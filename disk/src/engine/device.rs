@@ -26,8 +26,8 @@ use diskwright_image::{DiskType, ImageWriter};
 #[cfg(feature = "shuttle")]
 use diskwright_store::sync::broken::{Rule, is_broken};
 use diskwright_store::{
-    AtRisk, BlockDevice, BlockQueue, Extent, ExtentKind, Geometry, QueueOptions, TrackedPoint, resize::SizeWatcher,
-    sync::MutexGuard,
+    AtRisk, BlockDevice, BlockQueue, Extent, ExtentKind, Geometry, MemberTraffic, QueueOptions, TrackedPoint,
+    resize::SizeWatcher, sync::MutexGuard,
 };
 use std::{
     io,
@@ -462,6 +462,19 @@ impl BlockDevice for Disk {
         let mut written = chain.members().iter().filter(|member| !member.is_at_rest);
         let is_dirty = written.any(|member| member.image.writer().is_some_and(ImageWriter::is_dirty));
         below.max(if is_dirty { AtRisk::Now } else { AtRisk::NotNow })
+    }
+
+    fn member_traffic(&self) -> Vec<MemberTraffic> {
+        let chain = self.shared.chain();
+        let mut found: Vec<MemberTraffic> = Vec::new();
+        for member in chain.members().iter().flat_map(|member| member.image.stores()) {
+            // The images of a chain may lie in one pool.
+            let new = member.member_traffic();
+            found.extend(
+                new.into_iter().filter(|one| found.iter().all(|known| known.name != one.name)).collect::<Vec<_>>(),
+            );
+        }
+        found
     }
 
     fn tracked_points(&self) -> Vec<TrackedPoint> {

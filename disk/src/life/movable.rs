@@ -52,7 +52,8 @@ mod state;
 use crate::{Result, engine::device::Disk};
 pub(crate) use dirty::Dirty;
 use diskwright_store::{
-    AtRisk, BlockDevice, BlockQueue, Extent, Geometry, QueueOptions, TrackedPoint, resize::SizeWatcher, sync::Mutex,
+    AtRisk, BlockDevice, BlockQueue, Extent, Geometry, MemberTraffic, QueueOptions, TrackedPoint, resize::SizeWatcher,
+    sync::Mutex,
 };
 use queue::MovableQueue;
 pub(crate) use state::{Phase, State};
@@ -105,6 +106,10 @@ impl BlockDevice for Movable {
 
     fn at_risk(&self) -> AtRisk {
         self.disk().at_risk()
+    }
+
+    fn member_traffic(&self) -> Vec<MemberTraffic> {
+        self.disk().member_traffic()
     }
 
     fn tracked_points(&self) -> Vec<TrackedPoint> {

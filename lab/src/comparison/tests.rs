@@ -361,6 +361,7 @@ fn run(iops: u64, seconds: u64, seed: u64) -> Run {
         series,
         interval_ns: 1_000_000_000,
         cpu: CpuRecord { process_user_ns: ios * 1000, ..CpuRecord::default() },
+        members: Vec::new(),
         steady: None,
     };
     Run {

@@ -35,6 +35,7 @@ fn chapter(result: &QueueDepthResult, id: &str, name: &str) -> Chapter {
                 "The array below the target is not known; one device without copies is assumed.".into(),
             ));
         }
+        blocks.extend(measured_below(result).map(Block::Text));
     }
     for record in &result.stages {
         blocks.push(Block::Heading(record.stage.title().into()));
@@ -53,6 +54,21 @@ fn chapter(result: &QueueDepthResult, id: &str, name: &str) -> Chapter {
     }
     blocks.extend(how_measured(&result.head, facts(result)));
     parts::chapter(&result.head, (id, name), "Study of queue depth", badges(result), blocks)
+}
+
+/// What was measured on the members of a space; `None` without one.
+fn measured_below(result: &QueueDepthResult) -> Option<String> {
+    let found = result.findings.iter().filter_map(|finding| {
+        let point = finding.found.as_ref()?;
+        let measured = ratio(point.measured_amplification?);
+        Some(format!(
+            "{measured} for {} ({} by the formula)",
+            load_name(finding.stage),
+            ratio(point.array.amplification)
+        ))
+    });
+    let found: Vec<String> = found.collect();
+    (!found.is_empty()).then(|| format!("Transfers per request, counted on the members: {}.", list(&found)))
 }
 
 fn badges(result: &QueueDepthResult) -> Vec<(Tone, String)> {

@@ -4,7 +4,7 @@ use super::{
     ToChapter,
     parts::{self, end_badge, how_measured},
     run_plots,
-    run_tables::{by_target, cpu_table, direction_table, percentile_table, thread_table},
+    run_tables::{by_target, cpu_table, direction_table, member_table, percentile_table, thread_table},
 };
 use diskwright_load::{
     job::{Caching, Contents, IoEngine},
@@ -168,6 +168,9 @@ fn phase_blocks(run: &Run, phase: &PhaseRecord, several: bool, id: &str) -> Vec<
     let targets = used_targets(run, phase).len();
     if targets > 1 {
         blocks.push(Block::Table(by_target(run, phase)));
+    }
+    if !phase.members.is_empty() {
+        blocks.push(Block::Table(member_table(phase)));
     }
     if phase.threads.len() > 1 {
         blocks.push(Block::Folded {

@@ -2,7 +2,7 @@
 
 use diskwright_load::record::{DirectionRecord, LatencyRecord, PhaseRecord, Run, Total};
 use diskwright_outline::{Cell, Table, Tone};
-use diskwright_stats::numbers::{duration as time, figure as rate, grouped as count};
+use diskwright_stats::numbers::{duration as time, figure as rate, grouped as count, ratio};
 
 /// Latency cells: mean, optional standard deviation, median, 99th percentile, maximum. The
 /// percentile table has more.
@@ -135,6 +135,29 @@ pub(super) fn thread_table(run: &Run, phase: &PhaseRecord) -> Table {
     let mut cells = vec![Cell::text("all"), Cell::text("")];
     cells.extend(total_cells(&phase.total(), phase.window_s()));
     table.total(cells);
+    table
+}
+
+/// What the members of a space have done.
+pub(super) fn member_table(phase: &PhaseRecord) -> Table {
+    let title = phase.amplification().map_or_else(String::new, |amplification| {
+        format!("The members of the space: {} requests to them per request of the load", ratio(amplification))
+    });
+    let heads = ["member", "class", "reads/s", "writes/s", "MB/s read", "MB/s written", "syncs/s"];
+    let mut table = Table::new(title, &heads);
+    let per_s = |count: u64| Cell::figure(count as f64 / phase.window_s().max(1e-9), rate);
+    let mb_per_s = |bytes: u64| Cell::figure(bytes as f64 / 1e6 / phase.window_s().max(1e-9), rate);
+    for member in &phase.members {
+        table.row(vec![
+            Cell::text(&member.name),
+            Cell::text(&member.class),
+            per_s(member.reads),
+            per_s(member.writes),
+            mb_per_s(member.read_bytes),
+            mb_per_s(member.written_bytes),
+            per_s(member.syncs),
+        ]);
+    }
     table
 }
 

@@ -26,6 +26,6 @@ mod warnings;
 pub use array::{ArrayFigures, ArrayOptions};
 pub use axis::{Axis, Coordinate, Knob};
 pub use plan::title;
-pub use record::{BestCells, KneeRow, SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord};
+pub use record::{AMPLIFICATION, BestCells, KneeRow, SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord};
 pub use run::{Measure, SaveRecord, begin, read, resume, run};
 pub(crate) use warnings::{of_cell as add_warning_of_cell, settle as settle_warnings};

@@ -87,6 +87,9 @@ pub struct SweepCell {
     pub latency: LatencyRecord,
 }
 
+/// Name of the figure in [`Cell::more`]: requests to the members of a space per request of the load.
+pub const AMPLIFICATION: &str = "amplification";
+
 impl Cells for SweepRecord {
     fn cells(&self) -> Cow<'_, [Cell]> {
         self.cells.iter().map(|cell| cell.measured.clone()).collect()

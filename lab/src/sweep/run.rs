@@ -4,7 +4,7 @@
 //! saves it. A sweep that begins with a saved record measures what is missing, in the same order.
 
 use super::{
-    SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord,
+    AMPLIFICATION, SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord,
     conclude::{conclude, unfinished},
     plan, warnings,
 };
@@ -18,7 +18,7 @@ use diskwright_load::{
     figures::Figures,
     job::Job,
     machine::Machine,
-    record::{End, Head, LatencyRecord, Run, TargetRecord},
+    record::{End, Head, PhaseRecord, Run, TargetRecord},
     run::Watch,
     warning::Warning,
 };
@@ -163,7 +163,7 @@ fn measure_all(
             }
         }
         if let Some(phase) = run.phases.first() {
-            add_round(&mut record.cells[at.cell], Figures::of(phase), phase.total().both.latency());
+            add_round(&mut record.cells[at.cell], phase);
         }
         // The rest of the conclusions takes longer to compute, and can be computed later from the
         // cells.
@@ -177,7 +177,10 @@ fn measure_all(
     Ok(())
 }
 
-fn add_round(cell: &mut SweepCell, figures: Figures, latency: &LatencyRecord) {
-    cell.measured.rounds.push(figures);
-    cell.latency.add(latency);
+fn add_round(cell: &mut SweepCell, phase: &PhaseRecord) {
+    cell.measured.rounds.push(Figures::of(phase));
+    if let Some(amplification) = phase.amplification() {
+        cell.measured.push_more(AMPLIFICATION, Some(amplification));
+    }
+    cell.latency.add(phase.total().both.latency());
 }

@@ -81,6 +81,7 @@ pub(crate) fn simulated_by(servers: u64, job: &Job, files: usize) -> Run {
         series: Vec::new(),
         interval_ns: 1_000_000_000,
         cpu: CpuRecord { process_user_ns: iops * 1500, ..CpuRecord::default() },
+        members: Vec::new(),
         steady: None,
     };
     Run {

@@ -6,7 +6,8 @@
 //!         ├─ job; targets (what they are, how they were found)
 //!         └─ phases ──┬─ threads: reads, writes and flushes of each thread and target
 //!                     ├─ series: each interval, over all threads
-//!                     └─ cpu: of the generator and of the machine
+//!                     ├─ cpu: of the generator and of the machine
+//!                     └─ members: what the files and devices of a space have done
 //! ```
 //!
 //! Totals are computed, never stored: [`PhaseRecord::total`] adds up the threads with their
@@ -124,8 +125,31 @@ pub struct PhaseRecord {
     pub interval_ns: u64,
     /// CPU time in the window.
     pub cpu: CpuRecord,
+    /// What the members of the spaces below the targets have done in the window, for all who use
+    /// them. Empty without a space.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<MemberRecord>,
     /// Steady state; `None` when the phase did not wait for it.
     pub steady: Option<SteadyRecord>,
+}
+
+/// A file or device of a space in the window.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct MemberRecord {
+    /// Its path.
+    pub name: String,
+    /// `ssd` or `hdd`.
+    pub class: String,
+    /// Reads of it.
+    pub reads: u64,
+    /// Writes to it.
+    pub writes: u64,
+    /// Bytes of the reads.
+    pub read_bytes: u64,
+    /// Bytes of the writes.
+    pub written_bytes: u64,
+    /// Syncs of it.
+    pub syncs: u64,
 }
 
 /// One thread on one target.
@@ -242,6 +266,14 @@ impl PhaseRecord {
         let ios: u64 = self.threads.iter().map(|thread| thread.reads.ios + thread.writes.ios).sum();
         let busy: u64 = self.cpu.cores.iter().map(|core| core.user_ns + core.system_ns + core.irq_ns).sum();
         busy as f64 / ios.max(1) as f64
+    }
+
+    /// Requests to members of a space per request of the load; `None` without a space. What a space
+    /// does by itself counts too: its journal, moves, checksums.
+    pub fn amplification(&self) -> Option<f64> {
+        let ios: u64 = self.threads.iter().map(|thread| thread.reads.ios + thread.writes.ios).sum();
+        let below: u64 = self.members.iter().map(|member| member.reads + member.writes).sum();
+        (!self.members.is_empty() && ios > 0).then(|| below as f64 / ios as f64)
     }
 
     /// MHz per IOPS as in the VMFS paper: CPU time of the whole machine times the frequency of the

@@ -11,6 +11,7 @@ use crate::{
     run::{
         aggregator::Aggregator,
         cpu::{self, Cores, CounterRate},
+        members::Members,
         plan::ThreadPlan,
         shared::{NEVER, Shared},
         tally::Tally,
@@ -18,6 +19,7 @@ use crate::{
         watch::{Snapshot, Stage, SteadyProgress, Watch},
     },
     steady::{self, Rounds, Tracker},
+    target::OpenTarget,
 };
 use std::{
     sync::mpsc::{Receiver, RecvTimeoutError, Sender},
@@ -94,6 +96,7 @@ pub(crate) struct Conductor<'a> {
     phase: &'a Phase,
     progress: Progress,
     phases: usize,
+    targets: &'a [OpenTarget],
     shared: &'a Shared,
     lane_infos: Vec<Vec<LaneInfo>>,
     aggregator: Aggregator,
@@ -104,6 +107,8 @@ pub(crate) struct Conductor<'a> {
     counter: CounterRate,
     cores_start: Option<Cores>,
     cores_end: Option<Cores>,
+    members_start: Option<Members>,
+    members_end: Option<Members>,
     /// Time of the last snapshot, and the CPU time at that moment.
     last_look: (u64, CpuTime),
     next_look_ns: u64,
@@ -117,6 +122,7 @@ impl<'a> Conductor<'a> {
     pub(crate) fn new(
         job: &'a Job,
         progress: Progress,
+        targets: &'a [OpenTarget],
         shared: &'a Shared,
         plans: &[ThreadPlan],
         inbox: Receiver<Event>,
@@ -136,6 +142,7 @@ impl<'a> Conductor<'a> {
             phase: &job.phases[progress.index],
             progress,
             phases: job.phases.len(),
+            targets,
             shared,
             aggregator: Aggregator::new(&targets_of_threads, interval_ns, shared.ticks),
             lane_infos,
@@ -145,6 +152,8 @@ impl<'a> Conductor<'a> {
             counter: CounterRate::begin(),
             cores_start: None,
             cores_end: None,
+            members_start: None,
+            members_end: None,
             last_look: (0, CpuTime::default()),
             next_look_ns: LOOK_NS + LOOK_AFTER_TICK_NS,
             stopped: false,
@@ -217,10 +226,12 @@ impl<'a> Conductor<'a> {
     fn keep_time(&mut self, now_ns: u64) {
         if now_ns >= self.shared.window_start_ns() && self.cores_start.is_none() {
             self.cores_start = Some(Cores::now());
+            self.members_start = Some(Members::now(self.targets));
             self.shared.cpu_start.take();
         }
         if now_ns >= self.shared.window_end_ns() && self.cores_end.is_none() {
             self.cores_end = Some(Cores::now());
+            self.members_end = Some(Members::now(self.targets));
             self.shared.cpu_end.take();
         }
         if now_ns >= self.next_look_ns && now_ns < self.shared.stop_ns() {
@@ -286,6 +297,9 @@ impl<'a> Conductor<'a> {
             (Some(start), end) => end.unwrap_or_else(Cores::now).since(&start),
             (None, _) => Vec::new(),
         };
+        let members = self.members_start.map_or_else(Vec::new, |start| {
+            self.members_end.unwrap_or_else(|| Members::now(self.targets)).since(&start)
+        });
         let cpu = cpu::record(&self.shared.cpu_start, &self.shared.cpu_end, cores, self.counter.hz());
         let interval_ns = self.aggregator.interval_ns();
         let std_devs = self.aggregator.iops_std_devs();
@@ -316,6 +330,7 @@ impl<'a> Conductor<'a> {
                 series,
                 interval_ns,
                 cpu,
+                members,
                 steady: self.settling.map(|settling| settling.tracker.record(settling.round_ns)),
             },
             stopped: self.stopped,

@@ -21,7 +21,7 @@
 //! | `histogram.rs`, `tally.rs` | counters of a measuring thread |
 //! | `aggregator.rs`, `rate_deviation.rs` | sums over threads: totals, time series, deviation |
 //! | `phase.rs`, `conductor.rs`, `watch.rs` | start and end of a phase; progress |
-//! | `cpu.rs`, `run_warnings.rs` | CPU time; warnings |
+//! | `cpu.rs`, `members.rs`, `run_warnings.rs` | CPU time; members of a space; warnings |
 //!
 //! A *lane* is one thread on one target. The *window* is the measured time of a phase. A *cut* is
 //! what a thread counted in one bin of time.
@@ -39,6 +39,7 @@ mod cpu;
 mod distribution;
 mod histogram;
 mod lane;
+mod members;
 mod options;
 mod pace;
 mod phase;

@@ -55,7 +55,7 @@ pub(crate) fn run(
     plan_window(phase, &shared);
     let contents = Contents::new(job.contents, job.seed);
     let (events, inbox) = mpsc::channel();
-    let mut conductor = Conductor::new(job, progress, &shared, &plans, inbox, watch);
+    let mut conductor = Conductor::new(job, progress, targets, &shared, &plans, inbox, watch);
     thread::scope(|scope| {
         let buffers = &options.buffers;
         let engine = job.engine.into();

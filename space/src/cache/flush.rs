@@ -112,7 +112,7 @@ impl Cache {
         let best = pool.best_copy(&self.file, slab);
         for copy in best.into_iter().chain(slab.good_copies().filter(|copy| Some(*copy) != best)) {
             let Some(member) = pool.live_member(copy.member) else { continue };
-            match member.store.read_at(block, copy.offset_bytes(self.slab_shift) + within_bytes) {
+            match member.read_at(block, copy.offset_bytes(self.slab_shift) + within_bytes) {
                 Ok(()) if crc32c::crc32c(block) == sum => {
                     entry.release(1);
                     return Ok(());

@@ -85,7 +85,7 @@ impl Reader<'_> {
         for copy in slab.good_copies() {
             let Some(member) = self.pool.live_member(copy.member) else { continue };
             let offset_bytes = copy.offset_bytes(self.pool.slab_shift()) + at as u64;
-            if member.store.read_at(&mut block, offset_bytes).is_ok()
+            if member.read_at(&mut block, offset_bytes).is_ok()
                 && let Some(found) = accept(&block)
             {
                 return Ok(Some(found));

@@ -300,12 +300,12 @@ impl Pool {
         let [mut buf, _] = self.buffers();
         let mut at = 0;
         while at < self.slab_bytes() {
-            source.store.read_at(&mut buf, from.offset_bytes(self.slab_shift) + at)?;
+            source.read_at(&mut buf, from.offset_bytes(self.slab_shift) + at)?;
             if sums.is_some_and(|sums| !have_sums(sums, at, &buf)) {
                 let what = format!("{} has bytes without their checksums", source.path.display());
                 return Err(io::Error::new(io::ErrorKind::InvalidData, what));
             }
-            target.store.write_at(&buf, to.offset_bytes(self.slab_shift) + at)?;
+            target.write_at(&buf, to.offset_bytes(self.slab_shift) + at)?;
             at += buf.len() as u64;
         }
         Ok(())

@@ -52,7 +52,7 @@ impl Pool {
         let member = self.live_member(copy.member).ok_or_else(missing)?;
         let Some(at) = record_at(member.size_bytes, self.slab_shift(), copy.slab) else { return Ok(None) };
         let mut record = vec![0; record_bytes(self.slab_shift()) as usize];
-        member.store.read_at(&mut record, at)?;
+        member.read_at(&mut record, at)?;
         Ok(parse_record(&record, self.id(), file, index, self.slab_shift()).ok().map(Into::into))
     }
 
@@ -74,7 +74,7 @@ impl Pool {
         let member = self.live_member(copy.member).ok_or_else(missing)?;
         let at = record_at(member.size_bytes, self.slab_shift(), copy.slab)
             .ok_or_else(|| io::Error::other("a slab beyond the end of its member"))?;
-        let written = member.store.write_at(&to_record(self.id(), file, index, sums), at);
+        let written = member.write_at(&to_record(self.id(), file, index, sums), at);
         member.written();
         written
     }

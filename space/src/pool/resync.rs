@@ -89,14 +89,14 @@ impl Pool {
         let mut at = 0;
         while at < self.slab_bytes() {
             let len = (PIECE_BYTES as u64).min(self.slab_bytes() - at) as usize;
-            from.store.read_at(&mut ours[..len], source.offset_bytes(self.slab_shift) + at)?;
+            from.read_at(&mut ours[..len], source.offset_bytes(self.slab_shift) + at)?;
             for &(copy, to, stale) in copies.iter().filter(|(copy, ..)| *copy != source) {
                 let place = copy.offset_bytes(self.slab_shift) + at;
                 // What a stale copy shows may be in the page cache only, since a sync failed.
-                if !stale && to.store.read_at(&mut theirs[..len], place).is_ok() && ours[..len] == theirs[..len] {
+                if !stale && to.read_at(&mut theirs[..len], place).is_ok() && ours[..len] == theirs[..len] {
                     continue;
                 }
-                match to.store.write_at(&ours[..len], place) {
+                match to.write_at(&ours[..len], place) {
                     Ok(()) => to.written(),
                     Err(error) => self.lose(to.number, &error)?,
                 }

@@ -222,7 +222,7 @@ impl Pool {
             for copy in slab.good_copies() {
                 let Some(member) = self.live_member(copy.member) else { continue };
                 for at in (0..self.slab_bytes()).step_by(buf.len()) {
-                    let read = member.store.read_at(&mut buf, copy.offset_bytes(self.slab_shift) + at);
+                    let read = member.read_at(&mut buf, copy.offset_bytes(self.slab_shift) + at);
                     if read.is_err() || wrong_blocks(&sums, at, &buf).next().is_some() {
                         return Ok(Compared::Wrong);
                     }
@@ -280,7 +280,7 @@ impl Pool {
                         continue;
                     }
                     let offset_bytes = copy.offset_bytes(self.slab_shift) + block;
-                    let written = member.store.write_at(&shown[good][within.clone()], offset_bytes);
+                    let written = member.write_at(&shown[good][within.clone()], offset_bytes);
                     member.written();
                     match written {
                         Ok(()) => {
@@ -309,12 +309,12 @@ impl Pool {
     /// read, its blocks are read one by one.
     fn read_blocks(&self, member: &Member, copy: Copy, at: u64, sums: &[u32], buf: &mut [u8]) -> BTreeSet<u64> {
         let offset_bytes = copy.offset_bytes(self.slab_shift) + at;
-        if member.store.read_at(buf, offset_bytes).is_ok() {
+        if member.read_at(buf, offset_bytes).is_ok() {
             return wrong_blocks(sums, at, buf).collect();
         }
         let mut wrong = BTreeSet::new();
         for (block, piece) in (at..).step_by(SUM_BYTES as usize).zip(buf.chunks_mut(SUM_BYTES as usize)) {
-            let read = member.store.read_at(piece, copy.offset_bytes(self.slab_shift) + block);
+            let read = member.read_at(piece, copy.offset_bytes(self.slab_shift) + block);
             if read.is_err() || wrong_blocks(sums, block, piece).next().is_some() {
                 wrong.insert(block);
             }

@@ -145,7 +145,7 @@ impl Pool {
         for at in (0..self.slab_bytes()).step_by(ours.len()) {
             let read = |copy: &Copy, buf: &mut [u8]| {
                 let member = self.live_member(copy.member).ok_or(None)?;
-                let read = member.store.read_at(buf, copy.offset_bytes(self.slab_shift) + at);
+                let read = member.read_at(buf, copy.offset_bytes(self.slab_shift) + at);
                 read.map_err(|error| Some(format!("{} cannot be read there ({error})", member.path.display())))
             };
             read(first, &mut ours)?;

@@ -11,8 +11,11 @@ use diskwright_format::space::{
     slabs_of,
     superblock::{Class, MemberState, Superblock},
 };
-use diskwright_store::{CacheMode, Files, LockMode, OpenOptions};
-use std::{path::PathBuf, sync::atomic::Ordering};
+use diskwright_store::{CacheMode, Files, LockMode, MemberTraffic, OpenOptions};
+use std::{
+    path::PathBuf,
+    sync::{Arc, atomic::Ordering},
+};
 use uuid::Uuid;
 
 /// How a member is.
@@ -131,6 +134,19 @@ fn rows(superblock: &Superblock, path_of: impl Fn(u8) -> Option<PathBuf>) -> Vec
 }
 
 impl Pool {
+    /// What each member was asked for since it was opened, by disks and by the pool itself.
+    pub fn traffic(&self) -> Vec<MemberTraffic> {
+        let traffic = |member: &Arc<Member>| MemberTraffic {
+            name: member.path.display().to_string(),
+            class: match member.class {
+                Class::Ssd => "ssd",
+                Class::Hdd => "hdd",
+            },
+            traffic: member.counter.sum(),
+        };
+        self.holders().map(traffic).collect()
+    }
+
     /// The state of the pool.
     pub fn status(&self) -> Status {
         let state = lock(&self.state);

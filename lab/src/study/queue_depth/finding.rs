@@ -80,6 +80,9 @@ pub struct OperatingPoint {
     pub peak: Option<Peak>,
     /// The load on each device below. Without a known array: one device without copies.
     pub array: ArrayFigures,
+    /// Transfers to the members of a space per request, as measured; `None` without a space.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured_amplification: Option<f64>,
 }
 
 /// The load of a stage with the largest throughput.

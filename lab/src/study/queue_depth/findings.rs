@@ -14,11 +14,12 @@
 //! rules are tried in turn. The finding names the rule.
 
 use super::{Finding, OperatingPoint, Peak, QueueDepthResult, Rule, Stage, StageRecord, paper, plan};
-use crate::sweep::{ArrayFigures, ArrayOptions, SweepCell, SweepRecord};
+use crate::sweep::{AMPLIFICATION, ArrayFigures, ArrayOptions, SweepCell, SweepRecord};
 use diskwright_load::{figures::Figures, record::End};
 use diskwright_stats::{
     knee::{Knee, Mark, MarkedPoint, Reason},
     numbers::{duration, figure, grouped},
+    summary::median,
 };
 
 /// If the range of the rounds is above this share of their median, the verdict calls the depth
@@ -159,6 +160,7 @@ fn found(
             iops,
             mb_per_s,
         ),
+        measured_amplification: cell.measured.more(AMPLIFICATION).and_then(|rounds| median(&rounds)),
     })
 }
 
