@@ -23,7 +23,7 @@ fn cached() -> (Bench, Arc<Pool>, Vec<u8>) {
     let options = PoolCreateOptions { slab_bytes: SLAB, ..PoolCreateOptions::default() };
     Pool::create("vault", &members, &options).unwrap();
     let pool = bench.open();
-    pool.create_file("disk", NewFile { len_bytes: DISK_BYTES, copies: 2, tier: Tier::Slow }).unwrap();
+    pool.create_file("disk", NewFile { len_bytes: DISK_BYTES, copies: 2, columns: 1, tier: Tier::Slow }).unwrap();
     let bytes: Vec<u8> = (0..DISK_BYTES).map(|at| (at / 512 % 251) as u8).collect();
     for (at, piece) in (0..).step_by(SLAB as usize).zip(bytes.chunks(SLAB as usize)) {
         file(&pool).write_at(piece, at).unwrap();
@@ -79,7 +79,7 @@ fn small_writes_wait_in_the_log_and_are_read_from_there() {
     // A stream is known as one from its second block on, and its first slab is in the log by then.
     assert_eq!(used(&pool).1, 4);
     // And so does what belongs to the fast members.
-    pool.create_file("fast", NewFile { len_bytes: SLAB, copies: 2, tier: Tier::Fast }).unwrap();
+    pool.create_file("fast", NewFile { len_bytes: SLAB, copies: 2, columns: 1, tier: Tier::Fast }).unwrap();
     let fast = pool.open_file("fast", true, diskwright_store::LockMode::None).unwrap();
     fast.write_at(&[3; SLAB as usize], 0).unwrap();
     disk(&fast).write(2 * BLOCK, &block, false).unwrap();
@@ -284,7 +284,7 @@ fn blocks_of_an_unfinished_flush_do_not_count() {
 fn a_new_disk_does_not_get_what_a_removed_one_has_in_the_cache() {
     let (bench, pool, _) = cached();
     // The youngest file: its number would be the next one.
-    let new = NewFile { len_bytes: SLAB, copies: 2, tier: Tier::Slow };
+    let new = NewFile { len_bytes: SLAB, copies: 2, columns: 1, tier: Tier::Slow };
     let late = |pool: &Arc<Pool>| pool.open_file("late", true, diskwright_store::LockMode::None).unwrap();
     pool.create_file("late", new).unwrap();
     late(&pool).write_at(&[0x22; SLAB as usize], 0).unwrap();

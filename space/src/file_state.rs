@@ -11,12 +11,27 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// A file that is created in a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewFile {
+    /// Length in bytes.
+    pub len_bytes: u64,
+    /// Copies of each slab: 1 to 3.
+    pub copies: u8,
+    /// How many slabs that follow one another lie on different members, as far as there is room; 1
+    /// to 63.
+    pub columns: u8,
+    /// Tier of its slabs.
+    pub tier: Tier,
+}
+
 /// A file of a pool, in memory.
 #[derive(Debug)]
 pub(crate) struct FileState {
     pub(crate) number: u32,
     pub(crate) len_bytes: AtomicU64,
     pub(crate) copies: u8,
+    pub(crate) columns: u8,
     tier: AtomicU8,
     pub(crate) table: SlabTable,
     pub(crate) heat: Heat,
@@ -28,12 +43,13 @@ pub(crate) struct FileState {
 }
 
 impl FileState {
-    pub(crate) fn new(number: u32, len_bytes: u64, copies: u8, tier: Tier) -> Self {
+    pub(crate) fn new(number: u32, new: NewFile) -> Self {
         Self {
             number,
-            len_bytes: AtomicU64::new(len_bytes),
-            copies,
-            tier: AtomicU8::new(tier.to_byte()),
+            len_bytes: AtomicU64::new(new.len_bytes),
+            copies: new.copies,
+            columns: new.columns,
+            tier: AtomicU8::new(new.tier.to_byte()),
             table: SlabTable::default(),
             heat: Heat::default(),
             ahead: Mutex::new((0, 0)),

@@ -18,6 +18,7 @@
 mod busy;
 mod cache;
 mod class;
+mod columns;
 mod copies;
 mod counter;
 mod error;

@@ -273,7 +273,7 @@ mod tests {
         let (mut bytes, mut ends) = (Vec::new(), Vec::new());
         for number in numbers {
             let name = "n".repeat(200);
-            Change::File { file: number, len_bytes: 0, copies: 1, tier: Default::default(), name: &name }
+            Change::File { file: number, len_bytes: 0, copies: 1, columns: 1, tier: Default::default(), name: &name }
                 .put(&mut bytes);
             ends.push(bytes.len());
         }

@@ -226,7 +226,7 @@ impl FileSystem for Spaces {
         let (pool, name) =
             self.at_with(path, options.writable, options.cache).map_err(|error| open_error(path, error))?;
         if options.create_new {
-            let new = NewFile { len_bytes: 0, copies: pool.default_copies(), tier: Tier::Any };
+            let new = NewFile { len_bytes: 0, copies: pool.default_copies(), columns: 1, tier: Tier::Any };
             pool.create_file(&name, new).map_err(|error| open_error(path, error))?;
         }
         Ok(pool.open_file(&name, options.writable, options.lock)?)

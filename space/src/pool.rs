@@ -51,6 +51,7 @@ pub(crate) mod seal;
 pub(crate) mod status;
 pub(crate) mod thin;
 
+pub use crate::file_state::NewFile;
 pub(crate) use crate::file_state::{FileState, lock};
 
 use crate::{
@@ -63,7 +64,7 @@ use crate::{
 };
 use diskwright_format::space::{
     MEMBERS_MAX, NAME_BYTES_MAX,
-    change::{Change, Tier},
+    change::{COLUMNS_MAX, Change, Tier},
     superblock::Superblock,
 };
 use diskwright_store::CacheMode;
@@ -143,17 +144,6 @@ pub struct Pool {
     scarce_at: AtomicU64,
     /// What the user should know, as sentences.
     warnings: Mutex<Vec<String>>,
-}
-
-/// A file that is created in a pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NewFile {
-    /// Length in bytes.
-    pub len_bytes: u64,
-    /// Copies of each slab: 1 to 3.
-    pub copies: u8,
-    /// Tier of its slabs.
-    pub tier: Tier,
 }
 
 impl Pool {
@@ -345,6 +335,14 @@ impl Pool {
             );
             return Err(SpaceError::Usage { what });
         }
+        let needed = usize::from(new.columns) * usize::from(new.copies);
+        if !(1..=COLUMNS_MAX).contains(&new.columns) || new.columns > 1 && needed > members {
+            let what = format!(
+                "space://{}/{name}: {} columns of {} copies need {needed} members, and the pool has {members}",
+                self.name, new.columns, new.copies
+            );
+            return Err(SpaceError::Usage { what });
+        }
         if state.names.contains_key(name) {
             return Err(SpaceError::Disk { pool: self.name.clone(), name: name.to_owned(), exists: true });
         }
@@ -352,8 +350,8 @@ impl Pool {
         state.next_file = state.next_file.checked_add(1).ok_or_else(|| self.read_only("it has had 2^32 files"))?;
         // The name is taken now; the file appears when it is durable.
         state.names.insert(name.to_owned(), file);
-        let NewFile { len_bytes, copies, tier } = new;
-        let ticket = self.append(&mut state, &Change::File { file, len_bytes, copies, tier, name });
+        let NewFile { len_bytes, copies, columns, tier } = new;
+        let ticket = self.append(&mut state, &Change::File { file, len_bytes, copies, columns, tier, name });
         drop(state);
         let committed = self.wait(ticket);
         if committed.is_err() {

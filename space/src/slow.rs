@@ -13,6 +13,7 @@
 
 use crate::{
     busy::Busy,
+    columns::avoided_by_new,
     copies::{Payload, no_copy},
     file::SpaceFile,
     member::Member,
@@ -245,7 +246,7 @@ impl SpaceFile {
     /// and others are taken.
     fn allocate(&self, first: u32, count: u32) -> io::Result<()> {
         let taken = loop {
-            let taken = self.take_slabs(count)?;
+            let taken = self.take_slabs(first, count)?;
             let Err((member, error)) = self.zero_new(&taken) else { break taken };
             let mut state = lock(self.pool_state());
             for copy in taken.into_iter().flatten() {
@@ -271,7 +272,7 @@ impl SpaceFile {
 
     /// Takes free slabs, each with its copies on different members. While members are lost there
     /// are fewer copies; they are added when there are enough members again.
-    fn take_slabs(&self, count: u32) -> io::Result<Vec<Vec<Copy>>> {
+    fn take_slabs(&self, first: u32, count: u32) -> io::Result<Vec<Vec<Copy>>> {
         let mut state = lock(self.pool_state());
         let mut taken: Vec<Vec<Copy>> = Vec::new();
         let class = first_class(self.file.tier());
@@ -280,12 +281,14 @@ impl SpaceFile {
         };
         let active = self.pool.holders().filter(is_active).count();
         for _ in 0..count {
-            let mut order: Vec<(bool, u32, u8)> = Vec::new();
+            let avoided = avoided_by_new(&self.file, first, &taken);
+            let mut order: Vec<(bool, bool, u32, u8)> = Vec::new();
             for member in self.pool.live_members() {
                 let free = state.free[usize::from(member.number)].free();
                 let row = state.superblock.member(member.number);
                 if free > 0 && row.is_some_and(|row| row.state == MemberState::Active) {
-                    order.push((member.class != class, u32::MAX - free, member.number));
+                    let is_avoided = avoided >> member.number & 1 == 1;
+                    order.push((member.class != class, is_avoided, u32::MAX - free, member.number));
                 }
             }
             order.sort_unstable();

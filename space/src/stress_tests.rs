@@ -89,7 +89,7 @@ fn under_load(cache_bytes: Option<u64>) {
     let options = PoolCreateOptions { slab_bytes: SLAB, ..PoolCreateOptions::default() };
     Pool::create("vault", &members, &options).unwrap();
     let pool = bench.open();
-    pool.create_file("disk", NewFile { len_bytes: DISK_BYTES, copies: 2, tier: Tier::Any }).unwrap();
+    pool.create_file("disk", NewFile { len_bytes: DISK_BYTES, copies: 2, columns: 1, tier: Tier::Any }).unwrap();
     if let Some(len_bytes) = cache_bytes {
         pool.create_cache(len_bytes).unwrap();
         start_worker(&pool);

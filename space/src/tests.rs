@@ -53,7 +53,7 @@ impl Bench {
         let bench = Self::new(sizes);
         bench.create().unwrap();
         let pool = bench.open();
-        pool.create_file("disk", NewFile { len_bytes, copies, tier: Tier::Any }).unwrap();
+        pool.create_file("disk", NewFile { len_bytes, copies, columns: 1, tier: Tier::Any }).unwrap();
         (bench, pool)
     }
 
@@ -321,7 +321,7 @@ fn wrong_members_are_refused_by_name() {
 #[test]
 fn names_are_created_renamed_and_removed() {
     let (bench, pool) = Bench::pool(&[8 * MIB], 1, MIB);
-    let new = NewFile { len_bytes: 0, copies: 1, tier: Tier::Fast };
+    let new = NewFile { len_bytes: 0, copies: 1, columns: 1, tier: Tier::Fast };
     assert!(matches!(pool.create_file("disk", new).unwrap_err(), SpaceError::Disk { exists: true, .. }));
     assert!(matches!(pool.create_file("a/b", new).unwrap_err(), SpaceError::BadName { .. }));
     let two = NewFile { copies: 2, ..new };

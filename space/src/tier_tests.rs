@@ -17,7 +17,7 @@ fn tiered(fast_slabs: u64, tier: Tier) -> (Bench, Arc<Pool>, Vec<u8>) {
     let options = PoolCreateOptions { slab_bytes: SLAB, copies: Some(1), ..PoolCreateOptions::default() };
     Pool::create("vault", &members, &options).unwrap();
     let pool = bench.open();
-    pool.create_file("disk", NewFile { len_bytes: 8 * MIB, copies: 1, tier }).unwrap();
+    pool.create_file("disk", NewFile { len_bytes: 8 * MIB, copies: 1, columns: 1, tier }).unwrap();
     let bytes: Vec<u8> = (0..8 * MIB).map(|at| (at / 512 % 251) as u8).collect();
     for (at, piece) in (0..).step_by(SLAB as usize).zip(bytes.chunks(SLAB as usize)) {
         file(&pool).write_at(piece, at).unwrap();
@@ -92,7 +92,7 @@ fn what_is_used_often_moves_to_the_fast_member_and_makes_room_for_what_is_hotter
     assert!(report.share.unwrap() > 0.96, "{report:?}");
     assert_eq!(pool.names(), ["disk"], "the pool's own file is not a disk");
     assert!(pool.where_lies("disk", 7 * SLAB..8 * SLAB).unwrap()[0].why.contains("hot"));
-    assert!(pool.create_file("/heat", NewFile { len_bytes: 0, copies: 1, tier: Tier::Any }).is_err());
+    assert!(pool.create_file("/heat", NewFile { len_bytes: 0, copies: 1, columns: 1, tier: Tier::Any }).is_err());
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //! ```text
 //!   a change   0 kind (u8)   1 length of what follows (u24)   4 the fields of the kind
 //!
-//!   1 file     0 file  4 length in bytes (u64)  12 copies (u8)  13 class (u8)  14 name
+//!   1 file     0 file  4 length in bytes (u64)  12 copies (2 bits), columns (6 bits)
+//!              13 tier (u8)  14 name
 //!   2 length   0 file  4 length in bytes (u64)
 //!   3 removed  0 file                          the slabs of the file are free
 //!   4 slabs    0 file  4 first index  8 copies (u8)  9 then for each slab: state (u8), its copies
@@ -37,6 +38,8 @@ use super::{
 const STRUCTURE: &str = "change of a space's map";
 /// Length of a change before its fields.
 const HEAD_BYTES: usize = 4;
+/// Most columns of a file.
+pub const COLUMNS_MAX: u8 = 63;
 /// Longest change, in bytes.
 const CHANGE_BYTES_MAX: usize = (1 << 24) - 1;
 
@@ -109,6 +112,9 @@ pub enum Change<'a> {
         len_bytes: u64,
         /// Copies of each new slab: 1 to 3.
         copies: u8,
+        /// How many slabs that follow one another lie on different members: 1 to
+        /// [`COLUMNS_MAX`].
+        columns: u8,
         /// Tier of its slabs.
         tier: Tier,
         /// Its name.
@@ -263,10 +269,10 @@ impl Change<'_> {
             numbers.iter().for_each(|number| out.extend_from_slice(&number.to_le_bytes()));
         };
         let kind = match self {
-            Self::File { file, len_bytes, copies, tier, name } => {
+            Self::File { file, len_bytes, copies, columns, tier, name } => {
                 put(out, &[*file]);
                 out.extend_from_slice(&len_bytes.to_le_bytes());
-                out.extend_from_slice(&[*copies, tier.to_byte()]);
+                out.extend_from_slice(&[copies & 3 | columns << 2, tier.to_byte()]);
                 out.extend_from_slice(name.as_bytes());
                 1
             }
@@ -402,12 +408,13 @@ fn parse(bytes: &[u8]) -> Result<(Change<'_>, usize)> {
     let change = match kind {
         1 => {
             expects(len > 14)?;
-            let (copies, name) = (body[12], name(14)?);
+            // Before there were columns these bits were 0.
+            let (copies, columns, name) = (body[12] & 3, (body[12] >> 2).max(1), name(14)?);
             let tier = tier(13)?;
             if !(1..=COPIES_MAX).contains(&usize::from(copies)) {
                 return invalid(16, format!("a file with {copies} copies"), "1 to 3");
             }
-            Change::File { file, len_bytes: u64_at(body, 4), copies, tier, name }
+            Change::File { file, len_bytes: u64_at(body, 4), copies, columns, tier, name }
         }
         2 => {
             expects(len == 12)?;
@@ -497,7 +504,7 @@ mod tests {
     fn changes_are_read_as_they_were_written() {
         let (one, three) = (run(1), run(3));
         let changes = [
-            Change::File { file: 3, len_bytes: 1 << 40, copies: 2, tier: Tier::Fast, name: "a disk.vhdx" },
+            Change::File { file: 3, len_bytes: 1 << 40, copies: 2, columns: 63, tier: Tier::Fast, name: "a disk.vhdx" },
             Change::Length { file: 3, len_bytes: 77 },
             Change::Removed { file: u32::MAX },
             Change::Tier { file: 3, tier: Tier::Slow },

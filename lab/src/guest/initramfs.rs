@@ -1,7 +1,7 @@
 //! The file system of a guest: a cpio archive (format "newc") with the program, the libraries that
 //! it needs, and modules.
 
-use super::Kernel;
+use super::kernel::{CACHE_MODULES, Kernel, NETWORK_MODULES};
 use crate::{LabError, Result, peer};
 use std::{
     collections::BTreeSet,
@@ -12,25 +12,47 @@ use std::{
 
 /// Folder of the modules. Their names begin with their numbers in the order of loading.
 pub(super) const MODULES_DIR: &str = "modules";
-/// Folder of the programs of this machine that configure the network.
+/// Folder of programs of this machine.
 pub(super) const PROGRAMS_DIR: &str = "programs";
-/// These programs. One that is not installed is left out.
-const PROGRAMS: [&str; 3] = [IP, TC, ISCSISTART];
+/// Programs for a network. One that is not installed is left out.
+const NETWORK_PROGRAMS: [&str; 3] = [IP, TC, ISCSISTART];
 /// Configures addresses.
 pub(super) const IP: &str = "ip";
 /// Configures queueing disciplines.
 pub(super) const TC: &str = "tc";
 /// Opens a session of the kernel's iSCSI initiator.
 pub(super) const ISCSISTART: &str = "iscsistart";
+/// Makes devices of the kernel's device mapper.
+pub(super) const DMSETUP: &str = "dmsetup";
+
+/// What a guest needs beside its disks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Needs {
+    /// Its network card and the clients of network protocols.
+    pub(super) network: bool,
+    /// dm-cache.
+    pub(super) cache: bool,
+}
+
+impl Needs {
+    fn modules(self) -> Vec<&'static str> {
+        let network = NETWORK_MODULES.into_iter().filter(|_| self.network);
+        network.chain(CACHE_MODULES.into_iter().filter(|_| self.cache)).collect()
+    }
+
+    fn programs(self) -> impl Iterator<Item = &'static str> {
+        let network = NETWORK_PROGRAMS.into_iter().filter(move |_| self.network);
+        network.chain(Some(DMSETUP).filter(|_| self.cache))
+    }
+}
 
 const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 const FILE: u32 = 0o100_644;
 const CHARACTER_DEVICE: u32 = 0o020_600;
 
-/// Makes the archive. `program` is its `/init`. `dir` is a scratch folder. `has_network`: with the
-/// modules and programs for a network.
-pub(super) fn build(kernel: &Kernel, program: &Path, dir: &Path, has_network: bool) -> Result<Vec<u8>> {
+/// Makes the archive. `program` is its `/init`. `dir` is a scratch folder.
+pub(super) fn build(kernel: &Kernel, program: &Path, dir: &Path, needs: Needs) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     for folder in ["dev", "proc", "sys", "tmp", "run", "share", MODULES_DIR, PROGRAMS_DIR] {
         archive.add(folder, FOLDER, (0, 0), &[]);
@@ -40,8 +62,7 @@ pub(super) fn build(kernel: &Kernel, program: &Path, dir: &Path, has_network: bo
     archive.add("dev/null", CHARACTER_DEVICE, (1, 3), &[]);
     archive.add("init", PROGRAM, (0, 0), &stripped(program, dir)?);
     let mut needed = libraries(program)?;
-    let programs = PROGRAMS.into_iter().filter(|_| has_network);
-    for (name, path) in programs.filter_map(|name| Some((name, peer::find(name)?))) {
+    for (name, path) in needs.programs().filter_map(|name| Some((name, peer::find(name)?))) {
         let bytes = fs::read(&path).map_err(LabError::file("read", &path))?;
         archive.add(&format!("{PROGRAMS_DIR}/{name}"), PROGRAM, (0, 0), &bytes);
         needed.extend(libraries(&path)?);
@@ -50,7 +71,7 @@ pub(super) fn build(kernel: &Kernel, program: &Path, dir: &Path, has_network: bo
         let bytes = fs::read(&library).map_err(LabError::file("read", &library))?;
         archive.add_with_folders(&library, &bytes);
     }
-    for (module, number) in kernel.modules(has_network)?.into_iter().zip(0..) {
+    for (module, number) in kernel.modules(&needs.modules())?.into_iter().zip(0..) {
         archive.add(&format!("{MODULES_DIR}/{number:02}-{}", module.name), FILE, (0, 0), &module.bytes);
     }
     Ok(archive.finish())

@@ -12,8 +12,10 @@ use std::{
 const MODULES: [&str; 3] = ["virtio_pci", "virtio_blk", "virtio_console"];
 /// Modules for a network card and the clients of NVMe/TCP, iSCSI and SMB (which names its
 /// algorithms nowhere).
-const NETWORK_MODULES: [&str; 10] =
+pub(super) const NETWORK_MODULES: [&str; 10] =
     ["virtio_net", "sch_netem", "nvme_tcp", "sd_mod", "iscsi_tcp", "ccm", "ghash_generic", "gcm", "cmac", "cifs"];
+/// Modules of dm-cache and of its policy smq, which it names nowhere.
+pub(super) const CACHE_MODULES: [&str; 2] = ["dm_cache", "dm_cache_smq"];
 /// Environment variable with the folder of a kernel.
 pub const DIR_VARIABLE: &str = "DISKWRIGHT_GUEST_DIR";
 
@@ -76,13 +78,12 @@ impl Kernel {
         &self.image
     }
 
-    /// The modules for the guest's devices with what they depend on, in the order of loading. With
-    /// `has_network`, also those for its network.
-    pub(super) fn modules(&self, has_network: bool) -> Result<Vec<Module>> {
+    /// The modules for the guest's devices and `further` ones with what they depend on, in the
+    /// order of loading.
+    pub(super) fn modules(&self, further: &[&str]) -> Result<Vec<Module>> {
         let table = self.modules.join("modules.dep");
         let text = fs::read_to_string(&table).map_err(LabError::file("read", &table))?;
-        let network: &[&str] = if has_network { &NETWORK_MODULES } else { &[] };
-        order(&text, &[&MODULES, network].concat()).into_iter().map(|path| self.module(&path)).collect()
+        order(&text, &[&MODULES, further].concat()).into_iter().map(|path| self.module(&path)).collect()
     }
 
     fn module(&self, path: &str) -> Result<Module> {

@@ -37,6 +37,7 @@ use diskwright_load::{
     machine::Machine,
     run::{Snapshot, Watch},
 };
+use initramfs::Needs;
 use protocol::{FromGuest, PORT, ToGuest};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -119,6 +120,8 @@ pub struct GuestOptions<'a> {
     /// The link of its network card, and what is emulated of a network. With a link it has the
     /// kernel's clients of NVMe/TCP, iSCSI and SMB.
     pub link: Option<(&'a GuestLink, Option<NetworkSpec>)>,
+    /// Whether it has dm-cache, for [`GuestDisk::Cached`].
+    pub has_dm_cache: bool,
     /// Folder for the initramfs, the socket and the log. Absolute.
     pub dir: &'a Path,
 }
@@ -142,7 +145,8 @@ impl Guest {
     pub fn start(options: &GuestOptions<'_>) -> Result<Self> {
         let initramfs = options.dir.join("initramfs");
         let (program, _) = options.launcher.command_line();
-        let bytes = initramfs::build(options.kernel, program, options.dir, options.link.is_some())?;
+        let needs = Needs { network: options.link.is_some(), cache: options.has_dm_cache };
+        let bytes = initramfs::build(options.kernel, program, options.dir, needs)?;
         fs::write(&initramfs, bytes).map_err(LabError::file("write", &initramfs))?;
         // An emulated kernel with several processors rarely dies while it comes up, because it
         // changes its own code while another processor executes it.

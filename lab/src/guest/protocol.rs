@@ -18,6 +18,18 @@ pub(super) const PORT: &str = "diskwright.lab";
 pub enum GuestDisk {
     /// The virtual machine's device with this serial number.
     Serial(String),
+    /// A dm-cache of the policy smq, in the mode writeback, on three devices with these serial
+    /// numbers. The device of the metadata begins with zeros if the cache is new.
+    Cached {
+        /// Device of the metadata.
+        metadata: String,
+        /// The fast device.
+        fast: String,
+        /// The slow device, whose size the disk has.
+        slow: String,
+        /// Size of a block of the cache in bytes.
+        block_bytes: u64,
+    },
     /// The first namespace of an NVMe/TCP subsystem, by the kernel's host.
     Nvme {
         /// Address, as seen by the guest.

@@ -3,6 +3,7 @@
 //!
 //! | disk | client |
 //! |---|---|
+//! | dm-cache | `dmsetup`, on devices of the virtual machine |
 //! | NVMe/TCP | a line written to `/dev/nvme-fabrics` |
 //! | iSCSI | `iscsistart`, which leaves the session to the kernel |
 //! | SMB | a mount of the file system `cifs` |
@@ -10,7 +11,7 @@
 //! Nothing is detached: the guest ends instead.
 
 use super::{
-    initramfs::{IP, ISCSISTART, PROGRAMS_DIR, TC},
+    initramfs::{DMSETUP, IP, ISCSISTART, PROGRAMS_DIR, TC},
     protocol::{GuestDisk, PORT},
 };
 use crate::{LabError, Result, network::NetworkSpec};
@@ -87,6 +88,20 @@ fn attach(disk: &GuestDisk) -> Result<PathBuf> {
     match disk {
         GuestDisk::Serial(serial) => {
             wait_for(&format!("the disk {serial:?}"), || device_with("block", "serial", serial))
+        }
+        GuestDisk::Cached { metadata, fast, slow, block_bytes } => {
+            let by_serial = |serial: &str| {
+                let device = wait_for(&format!("the disk {serial:?}"), || device_with("block", "serial", serial))?;
+                Ok::<_, LabError>(device.to_string_lossy().into_owned())
+            };
+            let (metadata, fast, slow) = (by_serial(metadata)?, by_serial(fast)?, by_serial(slow)?);
+            let size = Path::new("/sys/class/block").join(slow.trim_start_matches("/dev/")).join("size");
+            let sectors = fs::read_to_string(&size).map_err(LabError::file("read", &size))?;
+            let table =
+                format!("0 {} cache {metadata} {fast} {slow} {} 1 writeback smq 0", sectors.trim(), block_bytes / 512);
+            let words = ["create", "cached", "--noudevrules", "--noudevsync", "--table", &table];
+            program(DMSETUP, words).map_err(|error| failed("dm-cache", error))?;
+            wait_for("the cached disk", || that_opens("/dev/dm-0"))
         }
         GuestDisk::Nvme { server, subsystem } => {
             let (address, port) = (server.ip(), server.port());

@@ -74,7 +74,7 @@ fn sample() -> &'static (Vec<u8>, Position) {
         Pool::create("vault", &[member], &options).expect("a pool can be made in memory");
         let options = PoolOptions { writable: true, files, ..PoolOptions::default() };
         let pool = Arc::new(Pool::open(&["member".into()], &options).expect("it was just made"));
-        let new = NewFile { len_bytes: 4 * SLAB_BYTES, copies: 1, tier: Tier::Any };
+        let new = NewFile { len_bytes: 4 * SLAB_BYTES, copies: 1, columns: 1, tier: Tier::Any };
         pool.create_file("disk", new).expect("it has room");
         let disk = pool.open_file("disk", true, LockMode::None).expect("it was just made");
         disk.write_at(&[7; 5000], SLAB_BYTES - 100).expect("it has room");
@@ -116,7 +116,7 @@ impl Hostile {
             Self::Raw(bytes) => out.extend_from_slice(bytes),
             Self::File { file: number, len_bytes, copies, name } => {
                 let (file, copies) = (file(*number), 1 + copies % 3);
-                Change::File { file, len_bytes: *len_bytes, copies, tier: Tier::Any, name }.put(out);
+                Change::File { file, len_bytes: *len_bytes, copies, columns: 1, tier: Tier::Any, name }.put(out);
             }
             Self::Length { file: number, len_bytes } => {
                 Change::Length { file: file(*number), len_bytes: *len_bytes }.put(out);

@@ -441,7 +441,7 @@ impl SpaceCase {
     fn use_names(&self, session: &Session, dice: &mut Dice) -> Outcome {
         let name = |dice: &mut Dice| format!("other{}", dice.below(3));
         let (one, two) = (name(dice), name(dice));
-        let new = NewFile { len_bytes: SLAB_BYTES, copies: self.copies, tier: Tier::Any };
+        let new = NewFile { len_bytes: SLAB_BYTES, copies: self.copies, columns: 1, tier: Tier::Any };
         let has = |name: &str| session.pool.names().iter().any(|known| known == name);
         let result = match dice.below(4) {
             0 if !has(&one) => session.pool.create_file(&one, new),
@@ -587,7 +587,7 @@ impl Case for SpaceCase {
         let pool = Pool::open(&paths, &options).map_err(|error| error.to_string())?;
         let pool = Arc::new(pool);
         let tier = if self.cache { Tier::Slow } else { Tier::Any };
-        let new = NewFile { len_bytes: DISK_BYTES, copies: self.copies, tier };
+        let new = NewFile { len_bytes: DISK_BYTES, copies: self.copies, columns: 1, tier };
         pool.create_file("disk", new).map_err(|error| error.to_string())?;
         if self.cache {
             pool.create_cache(CACHE_BYTES).map_err(|error| error.to_string())?;

@@ -254,7 +254,7 @@ impl Pool {
             return Err(SpaceError::Usage { what });
         }
         let len_bytes = len_bytes.next_multiple_of(self.slab_bytes());
-        self.create_unchecked(LOG, NewFile { len_bytes, copies, tier: Tier::Fast })?;
+        self.create_unchecked(LOG, NewFile { len_bytes, copies, columns: 1, tier: Tier::Fast })?;
         let made = self.fill_cache(len_bytes);
         if made.is_err() {
             let _ = self.remove_file(LOG);

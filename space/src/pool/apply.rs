@@ -1,7 +1,7 @@
 //! What a change does to the map. A commit applies its changes when they are durable, and a replay
 //! applies all of them again: by the same code, so both give the same map.
 
-use super::{FileState, Pool, State};
+use super::{FileState, NewFile, Pool, State};
 use crate::{free::FreeSlabs, slab_table::Entry};
 use diskwright_format::space::{
     COPIES_MAX, Copy,
@@ -25,8 +25,8 @@ impl Pool {
     /// Applies a change. The error says what contradicts the map.
     pub(crate) fn apply(&self, state: &mut State, change: &Change<'_>, taking: Taking) -> Result<(), String> {
         match *change {
-            Change::File { file, len_bytes, copies, tier, name } => {
-                let new = FileState::new(file, len_bytes, copies, tier);
+            Change::File { file, len_bytes, copies, columns, tier, name } => {
+                let new = FileState::new(file, NewFile { len_bytes, copies, columns, tier });
                 let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
                 if files.insert(file, Arc::new(new)).is_some() {
                     return Err(format!("file {file} was created twice"));

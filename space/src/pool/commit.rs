@@ -192,7 +192,8 @@ impl Pool {
                 continue;
             }
             let (number, len_bytes) = (file.number, file.len_bytes.load(Ordering::Acquire));
-            Change::File { file: number, len_bytes, copies: file.copies, tier: file.tier(), name }.put(&mut out);
+            let (copies, columns, tier) = (file.copies, file.columns, file.tier());
+            Change::File { file: number, len_bytes, copies, columns, tier, name }.put(&mut out);
             let mut map = MapWriter { file: number, ..MapWriter::default() };
             for (index, entry) in file.table.mapped(0..1 << 32) {
                 map.add(index, entry.load(), &mut out);

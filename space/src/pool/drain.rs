@@ -14,6 +14,7 @@
 use super::{FileState, Pool, lock, lose::lineage_number, open::MemberFile};
 use crate::{
     busy::Busy,
+    columns::avoided_by_moved,
     error::{Result, SpaceError},
     free::FreeSlabs,
     member::Member,
@@ -225,7 +226,7 @@ impl Pool {
         let sums = if slab.is_sealed() { self.sums_of(file, index)? } else { None };
         let old_class = number.and_then(|number| self.member(number)).map(|member| member.class);
         let preferred = class.or(old_class).unwrap_or_else(|| first_class(file.tier()));
-        let taken = self.take_elsewhere(&copies, preferred, class.is_some())?;
+        let taken = self.take_elsewhere(&copies, avoided_by_moved(file, index), preferred, class.is_some())?;
         let sources: Vec<Copy> = sources.collect();
         let mut copied =
             Err(io::Error::other(format!("slab {index} of file {} has no valid copy on a live member", file.number)));
@@ -272,8 +273,8 @@ impl Pool {
     }
 
     /// Takes a free slab on a member that has none of `copies`: the emptiest one of a class, or of
-    /// the others if it need not be `only` that class.
-    fn take_elsewhere(&self, copies: &[Option<Copy>], class: Class, only: bool) -> io::Result<Copy> {
+    /// the others if it need not be `only` that class. Not one of `avoided`, if there is a choice.
+    fn take_elsewhere(&self, copies: &[Option<Copy>], avoided: u64, class: Class, only: bool) -> io::Result<Copy> {
         let mut state = lock(&self.state);
         let has_copy = |number: u8| copies.iter().flatten().any(|copy| copy.member == number);
         let is_active =
@@ -283,7 +284,9 @@ impl Pool {
             let number = member.number;
             !has_copy(number) && is_active(number) && free(number) > 0 && (!only || member.class == class)
         });
-        let emptiest = candidates.max_by_key(|member| (member.class == class, free(member.number)));
+        let is_avoided = |member: &Member| avoided >> member.number & 1 == 1;
+        let emptiest =
+            candidates.max_by_key(|member| (member.class == class, !is_avoided(member), free(member.number)));
         let emptiest = emptiest.map(|member| member.number);
         let taken = emptiest.and_then(|member| Some(Copy { member, slab: state.free[usize::from(member)].take()? }));
         taken.ok_or_else(|| {

@@ -228,7 +228,7 @@ impl Pool {
         let crc = crc32c::crc32c(&bytes[12..]);
         bytes[8..12].copy_from_slice(&crc.to_le_bytes());
         if self.file_named(HEAT).is_none() {
-            let new = NewFile { len_bytes: 0, copies: self.default_copies(), tier: Tier::Slow };
+            let new = NewFile { len_bytes: 0, copies: self.default_copies(), columns: 1, tier: Tier::Slow };
             self.create_unchecked(HEAT, new).map_err(io::Error::other)?;
         }
         let store = SpaceFile::open(self, HEAT, true, LockMode::None).map_err(io::Error::other)?;

@@ -61,6 +61,8 @@ pub struct DiskStatus {
     pub len_bytes: u64,
     /// Copies of each slab.
     pub copies: u8,
+    /// How many slabs that follow one another lie on different members.
+    pub columns: u8,
     /// Its tier.
     pub tier: Tier,
     /// Bytes of its slabs that are mapped, counted once.
@@ -174,6 +176,7 @@ impl Pool {
                 name: name.clone(),
                 len_bytes: file.len_bytes.load(Ordering::Acquire),
                 copies: file.copies,
+                columns: file.columns,
                 tier: file.tier(),
                 mapped_bytes: mapped << self.slab_shift,
                 dirty_bytes: dirty << self.slab_shift,

@@ -327,6 +327,10 @@ struct DiskArgs {
     /// Copies of each slab: 1 to 3. Without it, as the pool was created.
     #[arg(long, value_name = "N")]
     copies: Option<u8>,
+    /// How many slabs that follow one another lie on different members, so that a sequential stream
+    /// uses them at once. N times the copies need as many members.
+    #[arg(long, value_name = "N", default_value = "1")]
+    columns: u8,
     /// Where its slabs are allocated.
     #[arg(long, value_enum, default_value = "any")]
     tier: TierArg,
@@ -548,6 +552,6 @@ fn create_disk(context: &mut Context, args: &DiskArgs) -> Outcome {
     }
     let tier = args.tier.into();
     let copies = args.copies.unwrap_or_else(|| pool.default_copies());
-    pool.create_file(&disk, NewFile { len_bytes: args.size, copies, tier })?;
+    pool.create_file(&disk, NewFile { len_bytes: args.size, copies, columns: args.columns, tier })?;
     shown(context, &pool, &format!("{disk} was created"))
 }

@@ -107,6 +107,8 @@ struct DiskReport {
     size: u64,
     /// Copies of each slab.
     copies: u8,
+    /// How many slabs that follow one another lie on different members.
+    columns: u8,
     /// `any`, `fast` or `slow`.
     tier: &'static str,
     /// Bytes of its slabs, counted once.
@@ -144,6 +146,7 @@ impl PoolReport {
                 name: disk.name.clone(),
                 size: disk.len_bytes,
                 copies: disk.copies,
+                columns: disk.columns,
                 tier: match disk.tier {
                     Tier::Any => "any",
                     Tier::Fast => "fast",
@@ -224,6 +227,7 @@ impl PoolReport {
             ("disk", Align::Left),
             ("size", Align::Right),
             ("copies", Align::Right),
+            ("columns", Align::Right),
             ("tier", Align::Left),
             ("allocated", Align::Right),
             ("dirty", Align::Right),
@@ -236,6 +240,7 @@ impl PoolReport {
                 printable(&disk.name),
                 Human(disk.size).to_string(),
                 disk.copies.to_string(),
+                disk.columns.to_string(),
                 disk.tier.into(),
                 Human(disk.allocated).to_string(),
                 or_dash(disk.dirty),

@@ -198,6 +198,7 @@ fn sequence(
         accelerator: choice.accelerator,
         disks: &open.sockets,
         link: open.link.as_ref().map(|link| (link, disks.emulated_for(way))),
+        has_dm_cache: false,
         dir: &disks.dir,
     })?;
     let mut figures = Vec::new();

@@ -128,7 +128,7 @@ pub(super) fn measure(
     let sockets: Vec<PathBuf> = subjects.iter().map(|subject| subject.socket.clone()).collect();
     let GuestChoice { launcher, accelerator, .. } = choice;
     let (accelerator, disks) = (*accelerator, &*sockets);
-    let how = GuestOptions { kernel, launcher, accelerator, disks, link: None, dir: &dir };
+    let how = GuestOptions { kernel, launcher, accelerator, disks, link: None, has_dm_cache: false, dir: &dir };
     let mut guest = Guest::start(&how)?;
     let record = guest.record();
     let measured = rounds(&subjects, &mut guest, plan, progress);

@@ -2,7 +2,7 @@
 //! and what a full cache costs, against the slow member alone. All members are limited, so that the
 //! disk below them is not.
 
-use super::{failed, files};
+use super::tiered::{Tiered, TieredOptions, disk_of};
 use crate::turns::in_turns;
 use diskwright_lab::{
     LabError, Result,
@@ -10,7 +10,6 @@ use diskwright_lab::{
     measure,
     progress::Progress,
     rounds::Window,
-    targets::open_target,
 };
 use diskwright_load::{
     OpenTarget,
@@ -20,14 +19,9 @@ use diskwright_load::{
     seeds,
     workload::{Direction, Pattern, Workload},
 };
-use diskwright_space::{Class, NewFile, NewMember, Pool, PoolCreateOptions, PoolOptions, Tier};
-use diskwright_store::{BlockDevice, CacheMode, FileRange, LockMode, RawDevice, Store, StoreLimit};
-use std::{
-    io,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use diskwright_space::{SLAB_BYTES_DEFAULT, Tier};
+use diskwright_store::StoreLimit;
+use std::{path::Path, time::Duration};
 
 const MIB: u64 = 1 << 20;
 const QUEUE_DEPTH: u32 = 32;
@@ -47,54 +41,29 @@ const FULL: Duration = Duration::from_secs(30);
 const BURST: Bar = Bar::AtLeast(0.8);
 const LATENCY: Bar = Bar::AtMost(2.0);
 
-/// A pool of a fast and a slow member, and a disk on one of them.
-struct Tiered {
-    paths: Vec<PathBuf>,
-}
-
-impl Tiered {
-    fn make(dir: &Path, tier: Tier, cache_bytes: Option<u64>) -> Result<Self> {
-        let paths = files(dir, &[2 * DISK_BYTES, 2 * DISK_BYTES])?;
-        let member = |(path, class): (&PathBuf, Class)| NewMember { path: path.clone(), class };
-        let members: Vec<NewMember> = paths.iter().zip([Class::Ssd, Class::Hdd]).map(member).collect();
-        let options = PoolCreateOptions { copies: Some(1), ..PoolCreateOptions::default() };
-        Pool::create("bench", &members, &options).map_err(failed)?;
-        let made = Self { paths };
-        let pool = made.open(false)?;
-        pool.create_file("disk", NewFile { len_bytes: DISK_BYTES, copies: 1, tier }).map_err(failed)?;
-        let wrong = LabError::file("fill", Path::new("space://bench/disk"));
-        let opened = pool.open_file("disk", true, LockMode::Exclusive);
-        let file = opened.map_err(|error| LabError::file("open", dir)(io::Error::other(error)))?;
-        file.allocate(FileRange { offset_bytes: 0, len_bytes: DISK_BYTES }).map_err(wrong)?;
-        cache_bytes.map_or(Ok(()), |len_bytes| pool.create_cache(len_bytes)).map_err(failed)?;
-        Ok(made)
-    }
-
-    fn open(&self, limited: bool) -> Result<Arc<Pool>> {
-        let limits = self.paths.iter().cloned().zip([FAST, SLOW]).filter(|_| limited).collect();
-        let options = PoolOptions { writable: true, cache: CacheMode::Direct, limits, ..PoolOptions::default() };
-        let pool = Pool::open(&self.paths, &options).map(Arc::new).map_err(failed)?;
-        pool.start_own_work();
-        Ok(pool)
-    }
-
-    /// The disk at the speed of the limits, with an empty cache.
-    fn target(&self, name: &str) -> Result<OpenTarget> {
-        let wrong = || LabError::file("use", Path::new("space://bench/disk"));
-        let pool = self.open(false)?;
-        while pool.destage(u64::MAX).map_err(wrong())? {}
-        drop(pool);
-        let pool = self.open(true)?;
-        let file = pool.open_file("disk", true, LockMode::Exclusive);
-        let file = file.map_err(|error| wrong()(io::Error::other(error)))?;
-        let device: Arc<dyn BlockDevice> = Arc::new(RawDevice::new(file, true, 512).map_err(wrong())?);
-        Ok(open_target(name, name, device, CacheMode::Direct))
-    }
+/// The disk at the speed of the limits, with an empty cache.
+fn limited(pool: &Tiered, name: &str) -> Result<OpenTarget> {
+    let wrong = || LabError::file("empty the cache of", Path::new("space://bench/disk"));
+    let unlimited = pool.open(None)?;
+    while unlimited.destage(u64::MAX).map_err(wrong())? {}
+    drop(unlimited);
+    let pool = pool.open(Some([FAST, SLOW]))?;
+    pool.start_own_work();
+    disk_of(&pool, name)
 }
 
 pub(crate) fn burst(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     context.scratch.need("four pools", 4 * DISK_BYTES + 2 * CACHE_BYTES)?;
-    let make = |name: &str, tier, cache_bytes| Tiered::make(&context.scratch.folder(name)?, tier, cache_bytes);
+    let make = |name: &str, tier, write_cache_bytes| {
+        let options = TieredOptions {
+            members_bytes: [2 * DISK_BYTES; 2],
+            slab_bytes: SLAB_BYTES_DEFAULT,
+            disk_bytes: DISK_BYTES,
+            tier,
+            write_cache_bytes,
+        };
+        Tiered::make(&context.scratch.folder(name)?, &options)
+    };
     let pools = [
         make("fast", Tier::Fast, None)?,
         make("cached", Tier::Slow, Some(CACHE_BYTES))?,
@@ -112,7 +81,7 @@ pub(crate) fn burst(context: &Context<'_>, progress: &mut dyn Progress) -> Resul
     };
     let mut found: [Vec<Figures>; 4] = Default::default();
     in_turns(&workload.name, &names, (rounds, SEED), progress, &mut |Window { cell: who, round }, watch| {
-        let target = pools[who].target(names[who])?;
+        let target = limited(&pools[who], names[who])?;
         let (warm_up, measured) = spans(who);
         let mut job = Job::simple(
             &workload.name,

@@ -5,16 +5,21 @@
 //!   mirror.rs       two copies on two files against btrfs raid1 on the same two files
 //!   burst.rs        a burst into the write-back cache; a full cache
 //!   tiers.rs        the predicted share of the fast members against the measured one
+//!   dm_cache.rs     what reaches the slow member, against dm-cache in a guest
+//!   tiered.rs       a pool of a fast and a slow member
 //!   opening.rs      a pool of 10 TiB; copies that are compared after a power cut
 //! ```
 
 mod burst;
+mod dm_cache;
 mod mirror;
 mod one_member;
 mod opening;
+mod tiered;
 mod tiers;
 
 pub(crate) use burst::burst;
+pub(crate) use dm_cache::against_dm_cache;
 pub(crate) use mirror::against_btrfs;
 pub(crate) use one_member::{with_checksums, workloads};
 pub(crate) use opening::{CHILD, child, large, resync};
@@ -59,7 +64,7 @@ fn open(paths: &[PathBuf], cache: CacheMode) -> Result<Arc<Pool>> {
 
 /// Adds a disk to a pool, and opens it.
 fn disk(pool: &Arc<Pool>, size_bytes: u64, copies: u8) -> Result<Arc<SpaceFile>> {
-    pool.create_file("disk", NewFile { len_bytes: size_bytes, copies, tier: Tier::Any }).map_err(failed)?;
+    pool.create_file("disk", NewFile { len_bytes: size_bytes, copies, columns: 1, tier: Tier::Any }).map_err(failed)?;
     pool.open_file("disk", true, LockMode::Exclusive)
         .map_err(|error| LabError::file("open", Path::new("space://bench/disk"))(io::Error::other(error)))
 }

@@ -126,7 +126,8 @@ fn map_all(path: &Path) -> io::Result<()> {
     let area = superblock.areas[0];
     let first_free = area.slabs().map_or(0, |slabs| slabs.end);
     let mut changes = Vec::new();
-    Change::File { file: 1, len_bytes: LARGE_BYTES, copies: 1, tier: Tier::Any, name: DISK }.put(&mut changes);
+    Change::File { file: 1, len_bytes: LARGE_BYTES, copies: 1, columns: 1, tier: Tier::Any, name: DISK }
+        .put(&mut changes);
     let slabs = (LARGE_BYTES / MIB) as u32;
     // Sequential writers get runs of 64 slabs, and several writers' runs lie in turn.
     let runs = slabs / RUN_SLABS;
