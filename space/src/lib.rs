@@ -50,6 +50,7 @@ pub use pool::{
     NewFile, Pool,
     create::{NewMember, PoolCreateOptions, SLAB_BYTES_DEFAULT},
     drain::Moved,
+    moves::{MoveReason, TierMove},
     open::PoolOptions,
     optimize::Optimized,
     report::{Piece, TierReport},

@@ -41,8 +41,10 @@ pub(crate) mod commit;
 pub(crate) mod create;
 pub(crate) mod drain;
 pub(crate) mod lose;
+pub(crate) mod moves;
 pub(crate) mod open;
 pub(crate) mod optimize;
+mod own_files;
 pub(crate) mod records;
 pub(crate) mod report;
 pub(crate) mod resync;
@@ -133,6 +135,8 @@ pub struct Pool {
     /// sessions was read.
     heat_saved: AtomicU64,
     heat_loaded: AtomicBool,
+    /// What has moved between the tiers.
+    moves: Mutex<moves::Moves>,
     /// The write-back cache, if there is one.
     write_cache: OnceLock<Arc<Cache>>,
     sums_cache: SumsCache,

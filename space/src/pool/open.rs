@@ -205,6 +205,7 @@ impl Pool {
             served: Default::default(),
             heat_saved: AtomicU64::new(0),
             heat_loaded: AtomicBool::new(false),
+            moves: Default::default(),
             write_cache: OnceLock::new(),
             sums_cache: SumsCache::new(newest.slab_shift),
             sealing: Mutex::default(),

@@ -231,6 +231,7 @@ impl Pool {
                 break;
             }
         }
+        self.record_move(slab, class);
         if self.requests_served() != before {
             thread::sleep(begun.elapsed() * 3);
         }
@@ -238,7 +239,7 @@ impl Pool {
     }
 
     /// Requests that were counted since the pool was opened.
-    fn requests_served(&self) -> u64 {
+    pub(super) fn requests_served(&self) -> u64 {
         self.served.iter().map(|served| served.load(Ordering::Relaxed)).sum()
     }
 }

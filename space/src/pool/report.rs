@@ -1,23 +1,16 @@
 //! What is known of heat: the share of the requests that the fast members serve, what a larger or
 //! smaller fast tier would serve, and where a range lies and why. And heat outlasts a close.
 //!
-//! ```text
-//!   "/heat", a file of the pool that no user can name
-//!      0 magic "DWHEAT1\0"   8 CRC-32C of what follows   12 number of slabs
-//!     16 for each: file, index, heat (u32 each)
-//! ```
-//!
-//! The file is written when the pool is closed, and every hour. What it says is added to what was
+//! "/heat", a table of the pool's own, has a row for each slab with heat: file, index, heat (u32
+//! each). It is written when the pool is closed, and every hour. What it says is added to what was
 //! counted since, when somebody asks. If it is damaged, it is ignored.
 
-use super::{NewFile, Pool};
+use super::{Pool, own_files::u32_at};
 use crate::{
     error::Result,
-    file::SpaceFile,
     plan::{SlabHeat, plan, share},
 };
 use diskwright_format::space::{change::Tier, superblock::Class};
-use diskwright_store::{LockMode, Store};
 use std::{
     io,
     ops::Range,
@@ -28,10 +21,9 @@ use std::{
 /// Name of the file with the heat.
 const HEAT: &str = "/heat";
 const MAGIC: &[u8; 8] = b"DWHEAT1\0";
-const HEAD_BYTES: usize = 16;
 const ROW_BYTES: usize = 12;
-/// Enough for 80 million slabs.
-const HEAT_BYTES_MAX: u64 = 1 << 30;
+/// Shares of which the report says what they need.
+const SHARES: [f64; 8] = [1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.25];
 /// Heat is saved if this many requests were counted since.
 const WORTH_SAVING: u64 = 100;
 
@@ -56,6 +48,8 @@ pub struct TierReport {
     pub working_set_bytes: u64,
     /// What fast members of other sizes would serve: bytes of copies, share.
     pub curve: Vec<(u64, f64)>,
+    /// What the fast members must hold to serve a share: share, bytes of copies.
+    pub needed: Vec<(f64, u64)>,
 }
 
 /// Where a piece of a disk lies.
@@ -99,16 +93,23 @@ impl Pool {
         let end = curve.iter().position(|(_, share)| *share >= best).map_or(0, |place| place + 1);
         curve.truncate(end);
         let served = [0, 1].map(|class| self.served[class].load(Ordering::Relaxed));
-        let mut heats: Vec<u32> = slabs.iter().map(|slab| slab.heat).collect();
-        heats.sort_unstable_by_key(|heat| std::cmp::Reverse(*heat));
-        let all: u64 = heats.iter().map(|&heat| u64::from(heat)).sum();
-        let mut sum = 0;
-        let set = heats.iter().take_while(|&&heat| {
-            let goes_on = sum * 10 < all * 9;
-            sum += u64::from(heat);
-            goes_on
+        let mut heats: Vec<(u32, u32)> = slabs.iter().map(|slab| (slab.heat, slab.copies)).collect();
+        heats.sort_unstable_by_key(|(heat, _)| std::cmp::Reverse(*heat));
+        let all: u64 = heats.iter().map(|&(heat, _)| u64::from(heat)).sum();
+        // The hottest slabs that get this share of the requests.
+        let hottest = |share: f64| {
+            let mut sum = 0;
+            heats.iter().take_while(move |(heat, _)| {
+                let goes_on = (sum as f64) < share * all as f64;
+                sum += u64::from(*heat);
+                goes_on
+            })
+        };
+        let needed = SHARES.map(|share| {
+            let copies: u64 = hottest(share).map(|&(_, copies)| u64::from(copies)).sum();
+            (share, copies << self.slab_shift)
         });
-        let set = set.count() as u64;
+        let set = hottest(0.9).count() as u64;
         Ok(TierReport {
             fast_bytes: room << self.slab_shift,
             fast_used_bytes: slabs.iter().map(|slab| u64::from(slab.on_fast)).sum::<u64>() << self.slab_shift,
@@ -124,6 +125,7 @@ impl Pool {
             measured: (served[0] + served[1] > 0).then(|| served[0] as f64 / (served[0] + served[1]) as f64),
             working_set_bytes: set << self.slab_shift,
             curve,
+            needed: if all > 0 { needed.to_vec() } else { Vec::new() },
         })
     }
 
@@ -180,62 +182,38 @@ impl Pool {
     }
 
     fn read_heat(self: &Arc<Self>) -> io::Result<()> {
-        if self.file_named(HEAT).is_none() {
-            return Ok(());
-        }
-        let store = SpaceFile::open(self, HEAT, false, LockMode::None).map_err(io::Error::other)?;
-        let len_bytes = store.len_bytes()?;
-        if len_bytes > store.allocated_bytes()?.min(HEAT_BYTES_MAX) {
-            return Err(io::Error::other(format!("a file of {len_bytes} bytes")));
-        }
-        let mut bytes = vec![0; len_bytes as usize];
-        store.read_at(&mut bytes, 0)?;
-        let (Some(head), Some(rows)) = (bytes.get(..HEAD_BYTES), bytes.get(HEAD_BYTES..)) else { return Ok(()) };
-        let number = |bytes: &[u8], at: usize| {
-            bytes.get(at..at + 4).and_then(|four| four.try_into().ok()).map_or(0, u32::from_le_bytes)
-        };
-        if &head[..8] != MAGIC || number(head, 8) != crc32c::crc32c(&bytes[12..]) {
-            return Err(io::Error::other("they are damaged"));
-        }
-        for row in rows.chunks_exact(ROW_BYTES).take(number(head, 12) as usize) {
-            let (file, index) = (number(row, 0), number(row, 4));
+        self.read_moves()?;
+        for row in self.read_table(HEAT, MAGIC, ROW_BYTES)? {
+            let (file, index) = (u32_at(&row, 0), u32_at(&row, 4));
             if let Some(file) = self.file(file).filter(|file| file.table.get(index).is_some()) {
-                file.heat.add(index, number(row, 8));
+                file.heat.add(index, u32_at(&row, 8));
             }
         }
         Ok(())
     }
 
-    /// Saves the heat, if enough requests were counted since it was saved.
+    /// Saves what is known: the heat, if enough requests were counted since it was saved, and what
+    /// has moved.
     ///
     /// # Errors
     /// It cannot be written.
     pub fn save_heat(self: &Arc<Self>) -> io::Result<()> {
-        let counted = self.served.iter().map(|served| served.load(Ordering::Relaxed)).sum::<u64>();
-        if !self.is_writable || counted < self.heat_saved.load(Ordering::Relaxed) + WORTH_SAVING {
+        if !self.is_writable {
             return Ok(());
         }
-        self.load_heat();
-        let mut bytes = vec![0; HEAD_BYTES];
-        for file in self.all_files() {
-            for (index, heat) in file.heat.warm() {
-                [file.number, index, heat].iter().for_each(|number| bytes.extend_from_slice(&number.to_le_bytes()));
+        let counted = self.requests_served();
+        if counted >= self.heat_saved.load(Ordering::Relaxed) + WORTH_SAVING {
+            self.load_heat();
+            let mut rows = Vec::new();
+            for file in self.all_files() {
+                for (index, heat) in file.heat.warm() {
+                    [file.number, index, heat].iter().for_each(|number| rows.extend_from_slice(&number.to_le_bytes()));
+                }
             }
+            self.write_table(HEAT, MAGIC, ROW_BYTES, &rows)?;
+            self.heat_saved.store(counted, Ordering::Relaxed);
         }
-        let count = ((bytes.len() - HEAD_BYTES) / ROW_BYTES) as u32;
-        bytes[..8].copy_from_slice(MAGIC);
-        bytes[12..16].copy_from_slice(&count.to_le_bytes());
-        let crc = crc32c::crc32c(&bytes[12..]);
-        bytes[8..12].copy_from_slice(&crc.to_le_bytes());
-        if self.file_named(HEAT).is_none() {
-            let new = NewFile { len_bytes: 0, copies: self.default_copies(), columns: 1, tier: Tier::Slow };
-            self.create_unchecked(HEAT, new).map_err(io::Error::other)?;
-        }
-        let store = SpaceFile::open(self, HEAT, true, LockMode::None).map_err(io::Error::other)?;
-        store.write_at(&bytes, 0)?;
-        store.set_len(bytes.len() as u64)?;
-        self.heat_saved.store(counted, Ordering::Relaxed);
-        Ok(())
+        self.save_moves()
     }
 
     /// Makes all heat an hour older.
