@@ -164,6 +164,12 @@ fn members_join_and_leave() {
     assert!(error.contains("it has no member other.img"), "{error}");
     shop.ok("space add vault --member c.img --member d.img --size 64M");
     assert_eq!(pool(&shop)["members"].as_array().map(Vec::len), Some(4));
+    let error = shop.fails(2, "space disk create space://vault/striped --size 4M --columns 3");
+    assert!(error.contains("3 columns of 2 copies need 6 members, and the pool has 4"), "{error}");
+    shop.ok("space disk create space://vault/striped --size 4M --columns 2");
+    let disks = pool(&shop)["disks"].clone();
+    let striped = disks.as_array().unwrap().iter().find(|disk| disk["name"] == "striped").unwrap();
+    assert_eq!(striped["columns"], 2);
     shop.ok("space remove vault a.img");
     let after = pool(&shop);
     assert_eq!((after["members"].as_array().map(Vec::len), &after["degraded"]), (Some(3), &false.into()), "{after}");
@@ -228,6 +234,14 @@ fn pinned_and_hot_data_lie_on_the_fast_member_and_the_report_says_why() {
     assert!(shop.ok("space optimize vault").starts_with("vault: everything lies where it belongs\n"));
     let report = shop.json("space report space://vault/disk");
     assert_eq!((&report["fast_used"], &report["pieces"][0]["tier"]), (&(8 << 20).into(), &"fast".into()), "{report}");
+    let moves = report["moves"].as_array().unwrap();
+    assert_eq!(
+        (moves.len(), &moves[0]["length"], &moves[0]["why"]),
+        (1, &(8 << 20).into(), &"pinned".into()),
+        "{report}"
+    );
+    let shown = shop.ok("space report vault");
+    assert!(shown.contains("Moved lately:") && shown.contains("disk       0   8 MiB  fast"), "{shown}");
     shop.ok("io space://vault/disk --format raw -c 'read -P 5 0 8M'");
     let error = shop.fails(1, "space report space://vault/nothing");
     assert!(error.contains("the pool has no such disk"), "{error}");
@@ -237,6 +251,8 @@ fn pinned_and_hot_data_lie_on_the_fast_member_and_the_report_says_why() {
     let report = shop.json("space report vault");
     assert!(report["requests"].as_u64().is_some_and(|requests| requests > 1_000), "{report}");
     assert_eq!(report["share"], 1.0);
+    let needed = report["needed"].as_array().unwrap();
+    assert!(needed.first().unwrap()["fast"].as_u64() >= needed.last().unwrap()["fast"].as_u64(), "{report}");
     let one = shop.run("space create other --member c.img --size 64M");
     assert_eq!(one.code, Some(0));
     let error = shop.fails(2, "space optimize other");

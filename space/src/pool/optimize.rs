@@ -5,7 +5,8 @@
 //!   a move: as for a member that is drained; it may stop after any slab
 //! ```
 //!
-//! A tenth of the fast members is left free, so that new writes find room there. While others use
+//! A tenth of the fast members is left free, so that new slabs find room there, or less if the disks
+//! can grow by less. While others use
 //! the pool, it works a quarter of the time.
 
 use super::{FileState, Pool, drain::Moved, lock};
@@ -69,14 +70,22 @@ impl Pool {
         members.filter(|&number| is_active(number)).collect()
     }
 
-    /// How many copies the fast members may hold: all their slabs but the areas and the reserve.
+    /// How many copies the fast members may hold: all their slabs but the areas and the reserve for
+    /// new slabs. That is no larger than what the disks may still take.
     pub(super) fn fast_room(&self, slabs: &[SlabHeat]) -> u64 {
         let fast = self.active_of(Class::Ssd);
         let state = lock(&self.state);
         let free: u64 = fast.iter().map(|&number| u64::from(state.free[usize::from(number)].free())).sum();
         drop(state);
         let used: u64 = slabs.iter().map(|slab| u64::from(slab.on_fast)).sum();
-        (free + used).saturating_sub((free + used) / RESERVE)
+        let unmapped = |file: &Arc<FileState>| {
+            let slabs = file.len_bytes.load(Ordering::Acquire).div_ceil(self.slab_bytes());
+            let left = slabs.saturating_sub(u64::from(file.mapped.load(Ordering::Relaxed)));
+            left.saturating_mul(u64::from(file.copies))
+        };
+        let files = self.all_files();
+        let promised = files.iter().filter(|file| file.tier() != Tier::Slow).map(unmapped).fold(0, u64::saturating_add);
+        (free + used).saturating_sub(((free + used) / RESERVE).min(promised))
     }
 
     /// The slabs about which there is something to decide: those that have heat, lie on a fast

@@ -20,7 +20,7 @@ use std::{
 
 /// Name of the file with the heat.
 const HEAT: &str = "/heat";
-const MAGIC: &[u8; 8] = b"DWHEAT1\0";
+const MAGIC: &[u8; 8] = b"DWHEAT2\0";
 const ROW_BYTES: usize = 12;
 /// Shares of which the report says what they need.
 const SHARES: [f64; 8] = [1.0, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.25];

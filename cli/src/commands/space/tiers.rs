@@ -8,15 +8,19 @@ use crate::{
     printable::printable,
     sizes::{self, Human},
     table::{Align, Columns},
+    timestamp::utc_from_1970,
 };
 use clap::Args;
-use diskwright_space::{Piece, Spaces, TierReport};
+use diskwright_space::{Piece, Spaces, TierMove, TierReport};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::{
     io::Write,
     path::{Path, PathBuf},
 };
+
+/// Moves that are shown as text.
+const MOVES_SHOWN: usize = 10;
 
 #[derive(Debug, Args)]
 pub(super) struct OptimizeArgs {
@@ -86,6 +90,10 @@ pub struct HeatReport {
     working_set: u64,
     /// What fast members of other sizes would serve.
     curve: Vec<CurvePoint>,
+    /// What the fast members must hold to serve a share, as in the report of Storage Spaces.
+    needed: Vec<CurvePoint>,
+    /// What has moved between the tiers lately, the newest first.
+    moves: Vec<MoveReport>,
     /// Pieces of the disk, if one was named.
     pieces: Option<Vec<PieceReport>>,
 }
@@ -101,6 +109,25 @@ struct CurvePoint {
     fast: u64,
     /// Share of the requests, 0 to 1.
     share: f64,
+}
+
+/// A piece of a disk that has moved.
+#[derive(Debug, Serialize, JsonSchema)]
+struct MoveReport {
+    /// When, in UTC.
+    time: String,
+    /// The disk.
+    disk: String,
+    /// Offset in the disk.
+    offset: u64,
+    /// Length in bytes.
+    length: u64,
+    /// `fast` or `slow`: where it has moved.
+    tier: &'static str,
+    /// Random requests that were known of it.
+    requests: u64,
+    /// Why it has moved.
+    why: &'static str,
 }
 
 /// A piece of a disk.
@@ -194,7 +221,7 @@ pub(super) fn report(context: &mut Context, args: &ReportArgs) -> Outcome {
         }
         None => None,
     };
-    let report = HeatReport::new(pool.name(), &found, pieces);
+    let report = HeatReport::new(pool.name(), &found, &pool.moves(), pieces);
     if context.global.json {
         context.print_json(&report)?;
     } else if !context.global.quiet {
@@ -203,8 +230,23 @@ pub(super) fn report(context: &mut Context, args: &ReportArgs) -> Outcome {
     Ok(exit::OK)
 }
 
+impl MoveReport {
+    fn new(one: &TierMove) -> Self {
+        Self {
+            time: utc_from_1970(u32::try_from(one.unix_s).unwrap_or(u32::MAX)),
+            disk: one.disk.clone(),
+            offset: one.offset_bytes,
+            length: one.len_bytes,
+            tier: if one.is_up { "fast" } else { "slow" },
+            requests: one.heat,
+            why: one.why.name(),
+        }
+    }
+}
+
 impl HeatReport {
-    fn new(pool: &str, found: &TierReport, pieces: Option<Vec<Piece>>) -> Self {
+    fn new(pool: &str, found: &TierReport, moves: &[TierMove], pieces: Option<Vec<Piece>>) -> Self {
+        let point = |fast: u64, share: f64| CurvePoint { fast, share };
         let piece = |piece: Piece| PieceReport {
             offset: piece.offset_bytes,
             length: piece.len_bytes,
@@ -223,9 +265,44 @@ impl HeatReport {
             share_after: found.share_after,
             measured: found.measured,
             working_set: found.working_set_bytes,
-            curve: found.curve.iter().map(|&(fast, share)| CurvePoint { fast, share }).collect(),
+            curve: found.curve.iter().map(|&(fast, share)| point(fast, share)).collect(),
+            needed: found.needed.iter().map(|&(share, fast)| point(fast, share)).collect(),
+            moves: moves.iter().map(MoveReport::new).collect(),
             pieces: pieces.map(|pieces| pieces.into_iter().map(piece).collect()),
         }
+    }
+
+    fn write_moves(&self, context: &mut Context) -> Outcome<()> {
+        if self.moves.is_empty() {
+            return Ok(());
+        }
+        let more = match self.moves.len() {
+            ..=MOVES_SHOWN => String::new(),
+            all => format!(", {MOVES_SHOWN} of {all} (--json has all)"),
+        };
+        writeln!(context.out, "\nMoved lately{more}:\n")?;
+        let mut table = Columns::new(&[
+            ("time", Align::Left),
+            ("disk", Align::Left),
+            ("offset", Align::Right),
+            ("length", Align::Right),
+            ("to", Align::Left),
+            ("requests", Align::Right),
+            ("why", Align::Left),
+        ]);
+        for one in self.moves.iter().take(MOVES_SHOWN) {
+            table.row(vec![
+                one.time.clone(),
+                printable(&one.disk),
+                one.offset.to_string(),
+                Human(one.length).to_string(),
+                one.tier.into(),
+                one.requests.to_string(),
+                one.why.into(),
+            ]);
+        }
+        table.within(context.style.limit()).write(&mut context.out)?;
+        Ok(())
     }
 
     fn write(&self, context: &mut Context, disk: Option<&str>) -> Outcome<()> {
@@ -255,7 +332,14 @@ impl HeatReport {
                 table.row(vec![Human(point.fast).to_string(), percent(point.share)]);
             }
             table.within(context.style.limit()).write(&mut context.out)?;
+            writeln!(context.out)?;
+            let mut table = Columns::new(&[("to serve", Align::Right), ("fast members need", Align::Right)]);
+            for point in &self.needed {
+                table.row(vec![percent(point.share), Human(point.fast).to_string()]);
+            }
+            table.within(context.style.limit()).write(&mut context.out)?;
         }
+        self.write_moves(context)?;
         if let (Some(pieces), Some(disk)) = (&self.pieces, disk) {
             writeln!(context.out)?;
             writeln!(context.out, "{}:", printable(disk))?;

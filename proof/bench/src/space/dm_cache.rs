@@ -55,7 +55,8 @@ const DISK_BYTES: u64 = 512 * MIB;
 const FAST_BYTES: u64 = 52 * MIB;
 const SLOW_BYTES: u64 = DISK_BYTES + DISK_BYTES / 4;
 const METADATA_BYTES: u64 = 8 * MIB;
-const WRITE_CACHE_BYTES: u64 = 4 * MIB;
+/// As `space create` chooses.
+const WRITE_CACHE_BYTES: u64 = FAST_BYTES / 8;
 const SLAB_BYTES: u64 = 256 << 10;
 /// The block size that `lvcreate` chooses.
 const DM_CACHE_BLOCK_BYTES: u64 = 64 << 10;
