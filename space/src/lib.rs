@@ -32,6 +32,7 @@ mod logged;
 mod member;
 mod names;
 mod outcome;
+mod pace;
 mod placing;
 mod plan;
 mod pool;

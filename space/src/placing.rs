@@ -28,8 +28,8 @@ use std::{io, sync::atomic::Ordering};
 /// What a transfer holds. Index of the slab: 28 bits.
 #[derive(Debug, Clone, std::marker::Copy, PartialEq, Eq)]
 enum Hold {
-    /// A slab.
-    Slab { index: u32 },
+    /// A slab. A request that is timed has a slot.
+    Slab { index: u32, slot: u8 },
     /// A slab, and the slab of the log that has blocks of it.
     LoggedRead { index: u32, log_index: u32 },
     /// A slab, and the slab of the log to which blocks of it are written.
@@ -42,7 +42,7 @@ const LOGGED_WRITE: u64 = 1 << 63;
 impl Hold {
     fn to_bits(self) -> u64 {
         match self {
-            Self::Slab { index } => u64::from(index),
+            Self::Slab { index, slot } => u64::from(index) | u64::from(slot) << 32,
             Self::LoggedRead { index, log_index } => u64::from(index) | u64::from(log_index) << 32 | LOGGED_READ,
             Self::LoggedWrite { index, ticket } => u64::from(index) | u64::from(ticket) << 32 | LOGGED_WRITE,
         }
@@ -51,7 +51,7 @@ impl Hold {
     fn from_bits(bits: u64) -> Self {
         let (index, other) = (bits as u32, (bits >> 32) as u32 & ((1 << 30) - 1));
         match bits & (LOGGED_READ | LOGGED_WRITE) {
-            0 => Self::Slab { index },
+            0 => Self::Slab { index, slot: other as u8 },
             LOGGED_READ => Self::LoggedRead { index, log_index: other },
             _ => Self::LoggedWrite { index, ticket: other },
         }
@@ -59,7 +59,7 @@ impl Hold {
 
     fn index(self) -> u32 {
         match self {
-            Self::Slab { index } | Self::LoggedRead { index, .. } | Self::LoggedWrite { index, .. } => index,
+            Self::Slab { index, .. } | Self::LoggedRead { index, .. } | Self::LoggedWrite { index, .. } => index,
         }
     }
 }
@@ -234,7 +234,7 @@ impl Placement for SpaceFile {
         if access == Access::Read && inside_bytes > 0 {
             len_bytes = len_bytes.min(inside_bytes);
         }
-        let hold = Hold::Slab { index }.to_bits();
+        let hold = Hold::Slab { index, slot: 0 }.to_bits();
         let mut placed = Placed { len_bytes, hold, ..Placed::default() };
         if inside_bytes < len_bytes {
             // Beyond the end: an error, or the file grows.
@@ -258,6 +258,9 @@ impl Placement for SpaceFile {
         }
         if noted.is_counted {
             self.count_served(&placed);
+            if placed.hold == hold && placed.count > 0 {
+                placed.hold = Hold::Slab { index, slot: self.pool.pace.begin() }.to_bits();
+            }
         }
         for copy in &placed.copies[..usize::from(placed.count)] {
             if let Some(member) = self.pool.member(copy.member) {
@@ -280,6 +283,9 @@ impl Placement for SpaceFile {
         }
         self.leave(member);
         let hold = Hold::from_bits(hold);
+        if let Hold::Slab { slot: slot @ 1.., .. } = hold {
+            self.pool.pace.end(slot);
+        }
         let Some(entry) = self.file.table.get(hold.index()) else { return };
         match (hold, self.pool.cache()) {
             (Hold::LoggedRead { log_index, .. }, Some(cache)) => {

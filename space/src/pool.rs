@@ -62,6 +62,7 @@ use crate::{
     free::FreeSlabs,
     log::{LogPlace, LogState, OpenArea, Ticket},
     member::Member,
+    pace::Pace,
     sums::{SealCursor, SumsCache},
 };
 use diskwright_format::space::{
@@ -135,6 +136,8 @@ pub struct Pool {
     /// sessions was read.
     heat_saved: AtomicU64,
     heat_loaded: AtomicBool,
+    /// How long moves pause.
+    pub(crate) pace: Pace,
     /// What has moved between the tiers.
     moves: Mutex<moves::Moves>,
     /// The write-back cache, if there is one.

@@ -5,7 +5,14 @@ use crate::{
     tests::{Bench, MIB, SLAB, contents, file},
 };
 use diskwright_store::Store;
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
 
 /// A pool of one fast member of `fast_slabs` slabs besides its area, and a large slow one; and a
 /// disk of 8 MiB with contents.
@@ -154,4 +161,32 @@ fn a_pool_warns_before_it_is_full_and_a_full_one_loses_nothing() {
     assert!(first[4096..].iter().all(|&byte| byte == 1) && first[..4096].iter().all(|&byte| byte == 0xee));
     assert!((1..written).all(|slab| shown[at(slab) as usize] == slab as u8 + 1));
     assert!(!pool.status().is_degraded());
+}
+
+#[test]
+fn moves_know_the_latency_of_those_who_work() {
+    let (_bench, pool, bytes) = tiered(40, Tier::Slow);
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut queue = crate::tests::disk(&file(&pool));
+            let (mut buf, mut seed) = ([0; 4096], 1_u64);
+            while !stop.load(Ordering::Relaxed) {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                queue.read((seed >> 33) % 2048 * 4096, &mut buf).unwrap();
+            }
+        });
+        for _ in 0..20 {
+            for tier in [Tier::Fast, Tier::Slow] {
+                pool.pin_file("disk", tier).unwrap();
+                let _ = pool.optimize(false, &mut |_| !pool.pace.knows_latencies());
+            }
+            if pool.pace.knows_latencies() {
+                break;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(pool.pace.knows_latencies(), "{:?}", pool.pace);
+    assert!(contents(&file(&pool)) == bytes);
 }

@@ -16,6 +16,7 @@ use crate::{
     free::FreeSlabs,
     log::{History, LogPlace, LogState, OpenArea},
     member::Member,
+    pace::Pace,
     sums::SumsCache,
 };
 use diskwright_format::space::{
@@ -205,6 +206,7 @@ impl Pool {
             served: Default::default(),
             heat_saved: AtomicU64::new(0),
             heat_loaded: AtomicBool::new(false),
+            pace: Pace::default(),
             moves: Default::default(),
             write_cache: OnceLock::new(),
             sums_cache: SumsCache::new(newest.slab_shift),

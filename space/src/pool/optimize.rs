@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A tenth of the fast members is left free, so that new slabs find room there, or less if the disks
-//! can grow by less. While others use
-//! the pool, it works a quarter of the time.
+//! can grow by less. While others use the pool, it pauses after each slab, for as long as their
+//! latency asks for (`pace.rs`).
 
 use super::{FileState, Pool, drain::Moved, lock};
 use crate::{
@@ -186,6 +186,7 @@ impl Pool {
         done: &mut Optimized,
         goes_on: &mut dyn FnMut() -> bool,
     ) -> io::Result<bool> {
+        let _mover = self.pace.mover();
         let mut down = plan.down.iter();
         for &at in &plan.up {
             loop {
@@ -220,7 +221,7 @@ impl Pool {
     /// there is no room.
     fn move_slab(&self, slab: &SlabHeat, class: Class) -> io::Result<bool> {
         let Some(file) = self.file(slab.file) else { return Ok(true) };
-        let (begun, before) = (Instant::now(), self.requests_served());
+        let begun = Instant::now();
         let most = self.active_of(class).len();
         loop {
             let copies = file.table.entry(slab.index).load().copies();
@@ -230,7 +231,10 @@ impl Pool {
             if there >= most {
                 break;
             }
-            match self.move_copy(&file, slab.index, Some(elsewhere.member), Some(class)) {
+            let moving = self.pace.start_move();
+            let moved = self.move_copy(&file, slab.index, Some(elsewhere.member), Some(class));
+            drop(moving);
+            match moved {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::StorageFull => return Ok(false),
                 Err(error) => return Err(error),
@@ -241,14 +245,7 @@ impl Pool {
             }
         }
         self.record_move(slab, class);
-        if self.requests_served() != before {
-            thread::sleep(begun.elapsed() * 3);
-        }
+        thread::sleep(self.pace.pause(begun.elapsed()));
         Ok(true)
-    }
-
-    /// Requests that were counted since the pool was opened.
-    pub(super) fn requests_served(&self) -> u64 {
-        self.served.iter().map(|served| served.load(Ordering::Relaxed)).sum()
     }
 }

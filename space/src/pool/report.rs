@@ -201,7 +201,7 @@ impl Pool {
         if !self.is_writable {
             return Ok(());
         }
-        let counted = self.requests_served();
+        let counted = self.served.iter().map(|served| served.load(Ordering::Relaxed)).sum::<u64>();
         if counted >= self.heat_saved.load(Ordering::Relaxed) + WORTH_SAVING {
             self.load_heat();
             let mut rows = Vec::new();
