@@ -43,6 +43,7 @@ mod json;
 mod limits;
 mod live;
 mod logical_unit;
+mod member_limit;
 mod namespace;
 mod ntfs;
 mod options;

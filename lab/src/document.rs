@@ -25,6 +25,7 @@ use crate::{
         native_and_guest::{self, NativeAndGuestResult},
         queue_depth::record::{QueueDepthResult, SCHEMA as QUEUE_DEPTH_SCHEMA},
         raw_and_file::{self, RawAndFileResult},
+        tiers::{self, TiersResult},
         zero_payload::{self, ZeroPayloadResult},
     },
     sweep::{SWEEP_SCHEMA, SweepRecord},
@@ -126,6 +127,8 @@ kinds! {
     RawAndFile(RawAndFileResult), raw_and_file::SCHEMA, "a study of device and file";
     /// Result of `lab study zero-payload`.
     ZeroPayload(ZeroPayloadResult), zero_payload::SCHEMA, "a study of zero payload";
+    /// Result of `lab study tiers`.
+    Tiers(TiersResult), tiers::SCHEMA, "a study of tiers";
     /// Result of `lab compare`.
     Comparison(ComparisonRecord), COMPARISON_SCHEMA, "a comparison";
     /// Result of `lab study access-paths`.
@@ -153,6 +156,7 @@ with_head!(
     QueueDepthResult,
     RawAndFileResult,
     ZeroPayloadResult,
+    TiersResult,
     AccessPathsResult,
     NativeAndGuestResult
 );

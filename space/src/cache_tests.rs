@@ -334,3 +334,56 @@ fn a_cache_is_removed_when_it_is_empty() {
         assert!(pool.create_cache(bytes).unwrap_err().to_string().contains(why));
     }
 }
+
+#[test]
+fn what_is_on_the_slow_members_too_is_still_read_from_the_log() {
+    let (_bench, pool, mut bytes) = cached();
+    let mut queue = disk(&file(&pool));
+    let mut write = |at: u64, byte: u8| {
+        queue.write(at, &[byte; BLOCK as usize], false).unwrap();
+        bytes[at as usize..][..BLOCK as usize].fill(byte);
+    };
+    write(3 * BLOCK, 0xa1);
+    file(&pool).sync_data().unwrap();
+    write(7 * BLOCK, 0xa2);
+    write(20 * SLAB, 0xa3);
+    file(&pool).sync_data().unwrap();
+    // The first header goes, with its slab, of which the second one names a block too.
+    assert!(pool.destage(1).unwrap());
+    assert_eq!(used(&pool).1, 1, "only the other slab's block is not on the slow members");
+    let slow_reads = |pool: &Pool| {
+        let slow = pool.traffic().into_iter().filter(|member| member.class == "hdd");
+        slow.map(|member| member.traffic.reads).sum::<u64>()
+    };
+    let before = slow_reads(&pool);
+    let mut found = [0; BLOCK as usize];
+    let mut queue = disk(&file(&pool));
+    queue.read(7 * BLOCK, &mut found).unwrap();
+    assert_eq!((found, slow_reads(&pool) - before), ([0xa2; BLOCK as usize], 0));
+    queue.read(3 * BLOCK, &mut found).unwrap();
+    assert_eq!((found, slow_reads(&pool) - before), ([0xa1; BLOCK as usize], 1), "the tail has passed it");
+    empty(&pool);
+    let before = slow_reads(&pool);
+    queue.read(7 * BLOCK, &mut found).unwrap();
+    assert_eq!((found, slow_reads(&pool) - before), ([0xa2; BLOCK as usize], 1));
+    assert!(contents(&file(&pool)) == bytes);
+}
+
+#[test]
+fn a_slab_that_has_moved_to_the_fast_members_leaves_the_log() {
+    let (_bench, pool, mut bytes) = cached();
+    let mut queue = disk(&file(&pool));
+    queue.write(0, &[0xb1; BLOCK as usize], false).unwrap();
+    pool.pin_file("disk", Tier::Fast).unwrap();
+    pool.optimize(false, &mut |_| true).unwrap();
+    queue.write(BLOCK, &[0xb2; BLOCK as usize], false).unwrap();
+    assert_eq!(used(&pool).1, 2, "the log names the slab, so what is written must enter");
+    empty(&pool);
+    let before = used(&pool);
+    queue.write(2 * BLOCK, &[0xb3; BLOCK as usize], false).unwrap();
+    assert_eq!((before.1, used(&pool)), (0, before), "now it does not enter");
+    for (at, byte) in [(0, 0xb1), (1, 0xb2), (2, 0xb3)] {
+        bytes[(at * BLOCK) as usize..][..BLOCK as usize].fill(byte);
+    }
+    assert!(contents(&file(&pool)) == bytes);
+}

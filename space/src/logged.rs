@@ -32,7 +32,8 @@ impl SpaceFile {
             let (found, sum) = {
                 let inner = cache.inner();
                 let key = (self.file.number, index);
-                (inner.ring.find(key, block as u16), inner.ring.sum_of(key, block as u16))
+                // A clean block might be used again while it is read. The slab has it too.
+                (inner.ring.find_live(key, block as u16), inner.ring.sum_of(key, block as u16))
             };
             let rest = &mut piece[done..];
             match (found, sum) {

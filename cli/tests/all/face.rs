@@ -19,6 +19,7 @@ fn help_names_every_command() {
         "lab study raw-and-file",
         "lab study access-paths",
         "lab study native-and-guest",
+        "lab study tiers",
         "lab run",
         "lab sweep",
         "lab compare",

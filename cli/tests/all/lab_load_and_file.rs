@@ -54,6 +54,28 @@ fn queue_depth_on_a_space_counts_what_its_members_do() {
 }
 
 #[test]
+fn tiers_are_studied_saved_and_reported() {
+    let shop = Workshop::new();
+    let line = "lab study tiers --quick --size 16M --fast-size 4M --copies 1 --rounds 1 --cell 0.5 \
+                --slow-limit iops=4000,latency=1ms --output t.json";
+    let text = shop.ok(line);
+    for part in ["The report of the tiers, as in the paper", "requests served", "saved to t.json"] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    let json: serde_json::Value = serde_json::from_slice(&fs::read(shop.path("t.json")).unwrap()).unwrap();
+    assert_eq!((&json["schema"], &json["slow"]["iops"]), (&"diskwright.study.tiers/1".into(), &4000.into()));
+    assert!(json["optimizations"][0]["to_fast_bytes"].as_u64() > Some(0), "{json}");
+    shop.ok("lab report t.json -o t.html");
+    let page = fs::read_to_string(shop.path("t.html")).unwrap();
+    assert_eq!(page.matches("<svg").count(), 2);
+    assert!(shop.ok("lab report t.json --as md -o -").contains("| 8K random, 70 % read, zipf |"));
+    let error = shop.fails(2, "lab study tiers --quick --slow-limit fast");
+    assert!(error.contains("expected iops=N, latency=TIME"), "{error}");
+    let error = shop.fails(1, "lab study tiers --quick --fast-size 1G");
+    assert!(error.contains("hold the whole disk") && error.contains("--fast-size"), "{error}");
+}
+
+#[test]
 fn queue_depth_takes_targets_and_guards_them() {
     let shop = Workshop::new();
     fs::write(shop.path("precious"), vec![7; 1 << 20]).unwrap();

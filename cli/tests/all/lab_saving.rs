@@ -69,6 +69,7 @@ fn a_place_is_looked_at_before_anything_is_made() {
         "lab study queue-depth --cell 3600",
         "lab study access-paths --cell 3600",
         "lab study zero-payload --cell 3600",
+        "lab study tiers --cell 3600",
     ] {
         let error = shop.fails(1, &format!("{line} -o package.json"));
         assert!(error.contains("package.json: file exists and is not a result; nothing was changed"), "{error}");

@@ -69,6 +69,7 @@ const ELSEWHERE: &[&str] = &[
     "study.native-and-guest-1",
     "study.queue-depth-3",
     "study.raw-and-file-3",
+    "study.tiers-1",
     "study.zero-payload-3",
 ];
 

@@ -15,6 +15,7 @@ fn each_kind_comes_back_from_its_json() {
         Document::QueueDepth(Box::new(crate::study::queue_depth::tests::result())),
         Document::RawAndFile(Box::new(raw_and_file::tests::result())),
         Document::ZeroPayload(Box::new(example::zero_payload())),
+        Document::Tiers(Box::new(example::tiers())),
         Document::Comparison(Box::new(example::comparison())),
         Document::AccessPaths(Box::new(access_paths::example::result())),
         Document::NativeAndGuest(Box::new(native_and_guest::example::result())),

@@ -5,7 +5,7 @@ use crate::{
     cells::Cell,
     comparison::ComparisonRecord,
     document::Document,
-    study::{containers::ContainersResult, zero_payload::ZeroPayloadResult},
+    study::{containers::ContainersResult, tiers::TiersResult, zero_payload::ZeroPayloadResult},
     sweep::{self, Axis, Coordinate, KneeRow, Knob, SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord},
 };
 use diskwright_load::{
@@ -32,6 +32,7 @@ pub fn all() -> Vec<(&'static str, Document)> {
         ("queue-depth.json", Document::QueueDepth(Box::new(crate::study::queue_depth::tests::result()))),
         ("raw-and-file.json", Document::RawAndFile(Box::new(crate::study::raw_and_file::tests::result()))),
         ("zero-payload.json", Document::ZeroPayload(Box::new(zero_payload()))),
+        ("tiers.json", Document::Tiers(Box::new(tiers()))),
         ("compare.json", Document::Comparison(Box::new(comparison()))),
     ]
 }
@@ -54,6 +55,11 @@ pub fn acceptance() -> AcceptanceRecord {
 /// A small study of zeros.
 pub fn zero_payload() -> ZeroPayloadResult {
     serde_json::from_str(include_str!("../../tests/results/zero-payload.json")).expect("an example of a study")
+}
+
+/// A small study of tiers.
+pub fn tiers() -> TiersResult {
+    serde_json::from_str(include_str!("../../tests/results/tiers.json")).expect("an example of a study")
 }
 
 /// Two queue depths compared in interleaved rounds.

@@ -8,8 +8,8 @@
 //!
 //! `run.rs`, `sweep.rs`, `comparison.rs` and `acceptance.rs` make the chapter of one kind of
 //! result, and `overlay.rs` that of several runs side by side. `containers/`, `queue_depth.rs`,
-//! `raw_and_file.rs`, `zero_payload.rs`, `access_paths.rs` and `native_and_guest.rs` make that of a
-//! study. `parts.rs` has what all chapters share.
+//! `raw_and_file.rs`, `zero_payload.rs`, `access_paths.rs`, `native_and_guest.rs` and `tiers.rs`
+//! make that of a study. `parts.rs` has what all chapters share.
 //!
 //! This module does no I/O. Names in results come from files, so they are written as text and never
 //! as markup. A page forbids scripts and network access.
@@ -29,6 +29,7 @@ mod run;
 mod run_plots;
 mod run_tables;
 mod sweep;
+mod tiers;
 pub(crate) mod to_chapter;
 mod zero_payload;
 

@@ -6,6 +6,7 @@
 //!   native_and_guest/  a disk on the host and in a virtual machine
 //!   zero_payload/      writes of zeros against writes of data, where zeros are not stored
 //!   queue_depth/       the queue depth that a target needs: the Storage Spaces paper's procedure
+//!   tiers/             a zipf load on fast and slow members, before and after an optimisation
 //!   raw_and_file/      raw device mappings, and flat files on a file system, against the device
 //!   flushed.rs         counted writes with the flush after them
 //!   budget.rs          the time budget of a quick study
@@ -23,6 +24,7 @@ pub mod flushed;
 pub mod native_and_guest;
 pub mod queue_depth;
 pub mod raw_and_file;
+pub mod tiers;
 mod warnings;
 pub mod zero_payload;
 

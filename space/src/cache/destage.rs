@@ -4,6 +4,7 @@
 //!   a round   headers for what has none ─▶ the oldest groups ─▶ their slabs, by address
 //!             ─▶ each: for itself, its live blocks from the log to its copies
 //!             ─▶ sync ─▶ anchor ─▶ sync ─▶ the tail moves
+//!             ─▶ slabs that lie on fast members by now: unlog
 //!   unlog     one slab and its neighbours: destaged ─▶ sync ─▶ a row that forgets them ─▶ sync
 //! ```
 //!
@@ -38,7 +39,7 @@ use std::{
 const THREADS: usize = 4;
 
 /// A log that is fuller than one part in this many is destaged.
-const FULL: u64 = 4;
+const FULL: u64 = 2;
 
 /// What is in the log for this long is destaged.
 const OLD: Duration = Duration::from_secs(30);
@@ -119,7 +120,45 @@ impl Pool {
         inner.failure = None;
         drop(inner);
         cache.moved.notify_all();
+        self.unlog_fast(&slabs)?;
         Ok(true)
+    }
+
+    /// Makes the log name none of these slabs that lie on fast members by now: while it names one,
+    /// all writes to it enter, and it never leaves.
+    fn unlog_fast(&self, slabs: &[SlabKey]) -> io::Result<()> {
+        let mut left: Vec<SlabKey> = slabs.to_vec();
+        left.sort_unstable();
+        for of_file in left.chunk_by(|one, next| one.0 == next.0) {
+            let Some(file) = of_file.first().and_then(|key| self.file(key.0)) else { continue };
+            let Some(_kept) = self.keep(&file) else { continue };
+            let fast = of_file.iter().filter_map(|key| Some((key.1, file.table.get(key.1)?))).filter(|(_, entry)| {
+                let slab = entry.load();
+                slab.is_logged() && slab.state().is_some() && !self.is_slow(slab.good_copies())
+            });
+            // Who has one and waits for another one might be waited for: so only the first is
+            // waited for. The others come in a later round.
+            let mut busy: Vec<(u32, Busy<'_>)> = Vec::new();
+            for (index, entry) in fast {
+                match busy.is_empty() {
+                    true => busy.push((index, Busy::wait(self, entry))),
+                    false => busy.extend(Busy::try_now(self, entry).map(|busy| (index, busy))),
+                }
+            }
+            let indices: Vec<u32> = busy.iter().map(|(index, _)| *index).collect();
+            // Without room in the log they come in a later round too, and so does one with a block that
+            // cannot be read, until that is written anew.
+            let unlog = |indices: &[u32]| match self.unlog(&file, indices) {
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(false),
+                result => result,
+            };
+            if !unlog(&indices)? {
+                for index in indices {
+                    unlog(&[index])?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The slabs of the oldest groups, in the order in which they lie on the members.

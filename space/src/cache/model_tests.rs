@@ -156,6 +156,11 @@ impl Log {
         let mut expected = self.slabs.clone();
         expected.extend(self.newest.clone());
         assert_eq!(shown(&self.ring, &self.slabs), expected);
+        for (key, block, live) in self.ring.clean() {
+            assert_eq!(self.contents.get(&self.ring.file_block(live.position)), Some(&live.sum), "not used again");
+            assert_eq!(self.slabs.get(&(key, block)), Some(&live.sum), "the slab has it too");
+            assert!(live.position >= self.ring.tail());
+        }
         let places: Vec<u64> =
             self.ring.slabs().flat_map(|key| self.ring.live_of(key)).map(|(_, live)| live.position).collect();
         assert_eq!(places.iter().collect::<BTreeSet<_>>().len(), places.len());

@@ -4,14 +4,18 @@
 //!   tail ── groups: a header and the blocks that it names ── fresh blocks ── head ── free ── tail
 //!
 //!   reserve ─▶ transfer ─▶ ended: live, and fresh ─▶ take_rows: named by a header
-//!   live ─ written again ─▶ dead          live ─ destaged ─▶ dead
+//!   live ─ written again ─▶ dead          live ─ destaged ─▶ clean ─ the tail passes ─▶ dead
 //!   oldest ─▶ their slabs are destaged ─▶ anchor, durable ─▶ advance: the tail moves
 //! ```
 //!
 //! Positions only grow; see the format. Invariant: a block is used again only after the tail has
 //! passed it, and the tail passes a group only when all slabs that it names were destaged by a
-//! thread that had each of them for itself. So nobody reads a block that is used again: who reads
-//! holds the slab.
+//! thread that had each of them for itself. So nobody reads a live block that is used again: who
+//! reads holds the slab.
+//!
+//! A clean block is in its slab too. Reads still find it here, on a faster member, until the tail
+//! passes it. It may be used again while it is read: it is forgotten before, so whoever has read it
+//! asks for its checksum once more ([`Ring::sum_of`]), and reads the slab instead if there is none.
 //!
 //! A slab stays in the table until the tail has passed all of its rows. While it is there, a replay
 //! would apply them, so nothing may be written to the slab past the log.
@@ -32,11 +36,19 @@ pub(crate) type SlabKey = (u32, u32);
 /// Blocks that only headers take, so that a full log can still be flushed and forget slabs.
 const MARGIN: u64 = 64;
 
-/// A block of a slab whose newest contents are in the log.
+/// A block of a slab that is in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Live {
     pub(crate) position: u64,
     pub(crate) sum: u32,
+    /// Whether the slab has it too.
+    is_clean: bool,
+}
+
+impl Live {
+    fn new(position: u64, sum: u32) -> Self {
+        Self { position, sum, is_clean: false }
+    }
 }
 
 /// Blocks that are being written.
@@ -170,7 +182,7 @@ impl Ring {
             let slab = self.slabs.entry(key).or_default();
             slab.last_sequence = place.sequence;
             if row.kind.has_block() {
-                slab.put(row.block, Live { position: row.position, sum: row.sum });
+                slab.put(row.block, Live::new(row.position, row.sum));
             }
         }
         self.groups.push_back(Group::new(place, rows, slabs));
@@ -235,7 +247,7 @@ impl Ring {
 
     /// Blocks whose newest contents are only here.
     pub(crate) fn live(&self) -> u64 {
-        self.slabs.values().map(|slab| slab.live.len() as u64).sum()
+        self.slabs.values().map(|slab| slab.only_here().count() as u64).sum()
     }
 
     /// Rows that no header names.
@@ -367,7 +379,7 @@ impl Ring {
         if ok {
             for (step, sum) in (0..).zip(sums) {
                 let (block, position) = (block + step as u16, position + step);
-                slab.put(block, Live { position, sum });
+                slab.put(block, Live::new(position, sum));
                 slab.open += 1;
                 self.fresh.push(Row { file: key.0, index: key.1, block, kind, position, sum });
             }
@@ -375,11 +387,20 @@ impl Ring {
         Ended::All
     }
 
-    /// What the log has of a slab from `block` on.
+    /// What the log has of a slab from `block` on. It may be gone when it has been read.
     pub(crate) fn find(&self, key: SlabKey, block: u16) -> Found {
+        self.find_those(key, block, |_| true)
+    }
+
+    /// What only the log has of a slab from `block` on.
+    pub(crate) fn find_live(&self, key: SlabKey, block: u16) -> Found {
+        self.find_those(key, block, |live| !live.is_clean)
+    }
+
+    fn find_those(&self, key: SlabKey, block: u16, counts: impl Fn(&Live) -> bool) -> Found {
         let rest = self.slab_blocks - u64::from(block);
         let Some(slab) = self.slabs.get(&key) else { return Found::Not { blocks: rest } };
-        let mut from = slab.live.range(block..);
+        let mut from = slab.live.range(block..).filter(|(_, live)| counts(live));
         match from.next() {
             Some((&first, live)) if first == block => {
                 let position = live.position;
@@ -395,20 +416,34 @@ impl Ring {
         }
     }
 
-    /// The checksum of a block whose newest contents are in the log.
+    /// The checksum of a block that is in the log.
     pub(crate) fn sum_of(&self, key: SlabKey, block: u16) -> Option<u32> {
         self.slabs.get(&key)?.live.get(&block).map(|live| live.sum)
     }
 
-    /// The live blocks of a slab.
+    /// The blocks of a slab that only the log has.
     pub(crate) fn live_of(&self, key: SlabKey) -> Vec<(u16, Live)> {
-        self.slabs.get(&key).into_iter().flat_map(|slab| &slab.live).map(|(&block, &live)| (block, live)).collect()
+        self.slabs.get(&key).into_iter().flat_map(Logged::only_here).collect()
+    }
+
+    /// Blocks that slabs have too.
+    #[cfg(test)]
+    pub(crate) fn clean(&self) -> impl Iterator<Item = (SlabKey, u16, Live)> {
+        let clean = |(&key, slab): (&SlabKey, &Logged)| {
+            let clean: Vec<_> = slab.live.iter().filter(|(_, live)| live.is_clean).collect();
+            clean.into_iter().map(|(&block, &live)| (key, block, live)).collect::<Vec<_>>()
+        };
+        self.slabs.iter().flat_map(clean)
     }
 
     /// Blocks of a slab were written to where they belong. The caller has the slab for itself.
     pub(crate) fn destaged(&mut self, key: SlabKey, blocks: &[(u16, Live)]) {
         if let Some(slab) = self.slabs.get_mut(&key) {
-            slab.live.retain(|block, live| !blocks.contains(&(*block, *live)));
+            for (block, written) in blocks {
+                if let Some(live) = slab.live.get_mut(block).filter(|live| *live == written) {
+                    live.is_clean = true;
+                }
+            }
         }
     }
 
@@ -479,8 +514,8 @@ impl Ring {
             }
         }
         let (end, blocks) = found?;
-        let live = slabs.iter().filter_map(|key| self.slabs.get(key)).flat_map(|slab| slab.live.values());
-        let live = live.filter(|live| live.position < limit).count() as u64;
+        let live = slabs.iter().filter_map(|key| self.slabs.get(key)).flat_map(Logged::only_here);
+        let live = live.filter(|(_, live)| live.position < limit).count() as u64;
         Some(Oldest { slabs, end, limit, blocks, live })
     }
 
@@ -521,10 +556,10 @@ impl Ring {
         let is_before = |group: &Group| group.place.sequence < anchor.first.sequence;
         while let Some(group) = self.groups.front().is_some_and(is_before).then(|| self.groups.pop_front()).flatten() {
             for key in group.slabs {
-                let is_done = |slab: &Logged| {
-                    slab.live.is_empty() && slab.open == 0 && slab.last_sequence < anchor.first.sequence
-                };
-                if self.slabs.get(&key).is_some_and(is_done) {
+                let Some(slab) = self.slabs.get_mut(&key) else { continue };
+                slab.live.retain(|_, live| !live.is_clean || live.position > group.highest);
+                let has_more = slab.only_here().next().is_some() || slab.open > 0;
+                if !has_more && slab.last_sequence < anchor.first.sequence {
                     self.slabs.remove(&key);
                     clear(key);
                 }
@@ -542,6 +577,11 @@ fn positions(rows: &[Row]) -> impl Iterator<Item = u64> {
 }
 
 impl Logged {
+    /// The blocks that only the log has.
+    fn only_here(&self) -> impl Iterator<Item = (u16, Live)> {
+        self.live.iter().filter(|(_, live)| !live.is_clean).map(|(&block, &live)| (block, live))
+    }
+
     /// The block has new contents, unless newer ones are there.
     fn put(&mut self, block: u16, new: Live) {
         let live = self.live.entry(block).or_insert(new);

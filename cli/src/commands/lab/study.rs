@@ -7,6 +7,7 @@ mod guest;
 mod native_and_guest;
 mod queue_depth;
 mod raw_and_file;
+mod tiers;
 mod zero_payload;
 
 use crate::{context::Context, exit::Outcome};
@@ -25,6 +26,8 @@ enum Study {
     Containers(containers::ContainersArgs),
     /// Queue depth, threads and files that a target needs, by the Storage Spaces paper's procedure.
     QueueDepth(Box<queue_depth::QueueDepthArgs>),
+    /// A zipf load on fast and slow members of a pool, before and after an optimisation.
+    Tiers(tiers::TiersArgs),
     /// Cost of a file system, and of virtual disks on it, compared to the block device.
     RawAndFile(raw_and_file::RawAndFileArgs),
     /// Cost of NBD, NVMe/TCP, iSCSI, SMB and an attached device, compared to the disk in process.
@@ -39,6 +42,7 @@ pub fn run(context: &mut Context, args: &StudyArgs) -> Outcome {
     match &args.study {
         Study::Containers(args) => containers::run(context, args),
         Study::QueueDepth(args) => queue_depth::run(context, args),
+        Study::Tiers(args) => tiers::run(context, args),
         Study::RawAndFile(args) => raw_and_file::run(context, args),
         Study::AccessPaths(args) => access_paths::run(context, args),
         Study::NativeAndGuest(args) => native_and_guest::run(context, args),

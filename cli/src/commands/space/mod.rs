@@ -17,6 +17,7 @@ pub use tiers::{HeatReport, OptimizeReport};
 use crate::{
     context::Context,
     exit::{self, Failure, Outcome},
+    member_limit,
     printable::printable,
     sizes,
 };
@@ -170,8 +171,8 @@ EXAMPLES
         /// The member: its path.
         member: PathBuf,
         /// `iops=N`, `latency=TIME` (us, ms or s), both, or `none`.
-        #[arg(value_parser = limits::parse)]
-        limit: limits::LimitArg,
+        #[arg(value_parser = member_limit::parse)]
+        limit: member_limit::LimitArg,
     },
     /// Make a pool known on this machine.
     #[command(after_help = "\
