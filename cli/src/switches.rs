@@ -24,7 +24,7 @@ use diskwright_lab::{
     prepare::PrepareOptions,
     study::{
         StudyOptions, access_paths::AccessPathsOptions, containers::ContainersOptions, queue_depth::QueueDepthOptions,
-        raw_and_file::RawAndFileOptions,
+        raw_and_file::RawAndFileOptions, tiers::TiersOptions,
     },
     sweep::SweepOptions,
 };
@@ -116,6 +116,9 @@ switches! {
     QueueDepthOptions::threads => "--threads";
     RawAndFileOptions::device => "--device";
     RawAndFileOptions::size_bytes => "--size";
+    TiersOptions::copies => "--copies";
+    TiersOptions::fast_bytes => "--fast-size";
+    TiersOptions::theta => "--zipf";
     AttachOptions::by => "--by";
     AttachOptions::ephemeral => "--ephemeral";
     AttachOptions::fuse_dir => "--fuse PATH";

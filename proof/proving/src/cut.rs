@@ -32,6 +32,9 @@ pub enum CutMode {
     Whole(u8),
     /// The first operations survive; the next one is torn.
     Prefix,
+    /// Each file loses power at a moment of its own: of each the first operations survive, and the
+    /// next one is torn.
+    OwnMoments,
     /// Only the last operations survive.
     Suffix,
     /// All operations survive but one.
@@ -54,12 +57,13 @@ pub enum CutMode {
 }
 
 /// All modes, the most effective first.
-pub const CUT_MODES: [CutMode; 18] = [
+pub const CUT_MODES: [CutMode; 19] = [
     CutMode::Nothing,
     CutMode::Everything,
     CutMode::Whole(50),
     CutMode::Sectors(50),
     CutMode::Prefix,
+    CutMode::OwnMoments,
     CutMode::Small,
     CutMode::Suffix,
     CutMode::AllButOne,
@@ -185,7 +189,8 @@ impl<'a> Cutter<'a> {
             if several { self.pending.keys().nth(dice.below(self.pending.len() as u64) as usize) } else { None };
         for (file, changes) in &self.pending {
             let Some(contents) = left.files.get_mut(file) else { continue };
-            for change in changes {
+            let own = if mode == CutMode::OwnMoments { dice.below(changes.len().max(1) as u64) } else { 0 };
+            for (of_file, change) in (0..).zip(changes) {
                 let is_small = matches!(change, Change::Write(_, bytes) if bytes.len() <= SMALL_BYTES);
                 let whole = match mode {
                     CutMode::Nothing => Some(false),
@@ -196,6 +201,8 @@ impl<'a> Cutter<'a> {
                     CutMode::OneFile | CutMode::AllButOneFile => Some(dice.percent(50)),
                     CutMode::Prefix if number == chosen => None,
                     CutMode::Prefix => Some(number < chosen),
+                    CutMode::OwnMoments if of_file == own => None,
+                    CutMode::OwnMoments => Some(of_file < own),
                     CutMode::Suffix => Some(number > chosen),
                     CutMode::AllButOne => Some(number != chosen),
                     CutMode::OnlyOne => Some(number == chosen),
@@ -286,6 +293,28 @@ mod tests {
         let mut contents = Contents::default();
         contents.apply(&Change::Length(4096));
         Snapshot { names: [(PathBuf::from("/f"), 0)].into(), files: [(0, contents)].into(), times: None }
+    }
+
+    #[test]
+    fn each_file_may_lose_power_at_its_own_moment() {
+        let mut start = start();
+        start.files.insert(1, start.files[&0].clone());
+        let history: Vec<Event> = (0..6).flat_map(|at| [write(0, at * 512, 1), write(1, at * 512, 1)]).collect();
+        let mut cutter = Cutter::new(start, &history, 1);
+        while cutter.next().is_some() {
+            cutter.step();
+        }
+        let mut dice = Dice::new(1, 1);
+        let mut apart = BTreeSet::new();
+        for _ in 0..200 {
+            let left = cutter.state_after_cut(CutMode::OwnMoments, &mut dice);
+            let kept = [0, 1].map(|file| (0..6).filter(|&at| sector(&left.files[&file], at) == 1).count());
+            for (file, kept) in kept.iter().enumerate() {
+                assert!((0..*kept as u64).all(|at| sector(&left.files[&file], at) == 1), "the first ones survive");
+            }
+            apart.insert(kept[0].abs_diff(kept[1]));
+        }
+        assert!(apart.len() > 4, "{apart:?}");
     }
 
     #[test]
