@@ -1,6 +1,9 @@
 //! The free slabs of a member, one bit each, and the search for the next one.
 //!
 //! The search goes on where the last one ended, so slabs that are taken together lie together.
+//!
+//! A slab that is given back still takes space in the member's file. Such slabs are known, and the
+//! pool gives that space back later ([`FreeSlabs::take_stored`]).
 
 /// Which slabs of a member are free.
 #[derive(Debug, Default)]
@@ -11,6 +14,12 @@ pub(crate) struct FreeSlabs {
     free: u32,
     /// Where the next search begins.
     next: u32,
+    /// One bit for each slab that was given back and may take space, whether it is free or not;
+    /// empty if there are none.
+    stored: Vec<u64>,
+    stored_count: u32,
+    /// The word where the next search of these begins.
+    stored_from: usize,
 }
 
 impl FreeSlabs {
@@ -22,7 +31,7 @@ impl FreeSlabs {
         {
             *last = (1 << (slabs % 64)) - 1;
         }
-        Self { words, slabs, free: slabs, next: 0 }
+        Self { words, slabs, free: slabs, next: 0, stored: Vec::new(), stored_count: 0, stored_from: 0 }
     }
 
     /// Number of free slabs.
@@ -105,11 +114,41 @@ impl FreeSlabs {
         Some(first)
     }
 
+    /// Takes a free slab that may still take space in the member's file. To be given back by
+    /// [`FreeSlabs::give_back_empty`].
+    pub(crate) fn take_stored(&mut self) -> Option<u32> {
+        let count = self.stored.len();
+        let places = (0..count).map(|step| (self.stored_from + step) % count);
+        let (place, both) =
+            places.map(|place| (place, self.stored[place] & self.words[place])).find(|(_, both)| *both != 0)?;
+        self.stored_from = place;
+        let slab = place as u32 * 64 + both.trailing_zeros();
+        self.take_this(slab);
+        Some(slab)
+    }
+
+    /// Gives a slab back that takes no space.
+    pub(crate) fn give_back_empty(&mut self, slab: u32) {
+        self.give_back(slab);
+        let Some(word) = self.stored.get_mut(slab as usize / 64) else { return };
+        *word &= !(1 << (slab % 64));
+        self.stored_count -= 1;
+        if self.stored_count == 0 {
+            (self.stored, self.stored_from) = (Vec::new(), 0);
+        }
+    }
+
     /// Gives a slab back.
     pub(crate) fn give_back(&mut self, slab: u32) {
         if slab >= self.slabs {
             return;
         }
+        if self.stored.is_empty() {
+            self.stored = vec![0; self.words.len()];
+        }
+        let stored = &mut self.stored[slab as usize / 64];
+        self.stored_count += u32::from(*stored >> (slab % 64) & 1 == 0);
+        *stored |= 1 << (slab % 64);
         let word = &mut self.words[slab as usize / 64];
         let bit = 1 << (slab % 64);
         self.free += u32::from(*word & bit == 0);
@@ -150,6 +189,24 @@ mod tests {
         free.take_this(3);
         assert_eq!((free.take_run(3), free.take_run(10), free.take_run(0)), (Some(0), Some(4), None));
         assert_eq!((free.take_run(87), free.take_run(86), free.free()), (None, Some(14), 0));
+    }
+
+    #[test]
+    fn a_slab_that_was_given_back_takes_space_until_it_is_given_back_empty() {
+        let mut free = FreeSlabs::new(200);
+        assert_eq!(free.take_stored(), None, "none was used");
+        (0..150).for_each(|_| _ = free.take());
+        [3, 140, 70].into_iter().for_each(|slab| free.give_back(slab));
+        let stored: Vec<u32> = std::iter::from_fn(|| free.take_stored()).collect();
+        assert_eq!((stored, free.free()), (vec![3, 70, 140], 50));
+        [3, 70].into_iter().for_each(|slab| free.give_back_empty(slab));
+        free.give_back(140);
+        free.take_this(140);
+        assert_eq!(free.take_stored(), None, "it is in use again");
+        free.give_back(140);
+        assert_eq!((free.take_stored(), free.take_stored()), (Some(140), None));
+        free.give_back_empty(140);
+        assert_eq!((free.free(), free.take_stored(), free.stored.len()), (53, None, 0));
     }
 
     #[test]

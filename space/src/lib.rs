@@ -30,7 +30,9 @@ mod leaves;
 mod log;
 mod logged;
 mod member;
+mod moved;
 mod names;
+mod numbers;
 mod outcome;
 mod pace;
 mod placing;
@@ -46,12 +48,12 @@ pub use class::class_of;
 pub use diskwright_format::space::{WITNESS_BYTES, change::Tier, superblock::Class};
 pub use error::{Result, SpaceError};
 pub use file::{SpaceFile, uri};
+pub use moved::{MoveReason, TierMove};
 pub use names::{PATIENCE, SCHEME, Spaces, split};
 pub use pool::{
     NewFile, Pool,
     create::{NewMember, PoolCreateOptions, SLAB_BYTES_DEFAULT},
     drain::Moved,
-    moves::{MoveReason, TierMove},
     open::PoolOptions,
     optimize::Optimized,
     report::{Piece, TierReport},

@@ -67,6 +67,11 @@ impl Member {
         self.size_bytes == WITNESS_BYTES
     }
 
+    /// Whether it is a file in a file system, and not a device. A device's identity is its number.
+    pub(crate) fn is_file(&self) -> bool {
+        self.store.identity().is_none_or(|(_, inode)| inode != 0)
+    }
+
     /// A write has ended, whatever became of it.
     #[inline]
     pub(crate) fn written(&self) {

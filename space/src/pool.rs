@@ -45,6 +45,7 @@ pub(crate) mod moves;
 pub(crate) mod open;
 pub(crate) mod optimize;
 mod own_files;
+mod punch;
 pub(crate) mod records;
 pub(crate) mod report;
 pub(crate) mod resync;
@@ -62,6 +63,7 @@ use crate::{
     free::FreeSlabs,
     log::{LogPlace, LogState, OpenArea, Ticket},
     member::Member,
+    moved::Moves,
     pace::Pace,
     sums::{SealCursor, SumsCache},
 };
@@ -136,10 +138,12 @@ pub struct Pool {
     /// sessions was read.
     heat_saved: AtomicU64,
     heat_loaded: AtomicBool,
+    /// A free slab is taken, as it gets its hole.
+    punching: AtomicBool,
     /// How long moves pause.
     pub(crate) pace: Pace,
     /// What has moved between the tiers.
-    moves: Mutex<moves::Moves>,
+    moves: Mutex<Moves>,
     /// The write-back cache, if there is one.
     write_cache: OnceLock<Arc<Cache>>,
     sums_cache: SumsCache,

@@ -28,7 +28,7 @@ use diskwright_format::space::{
     superblock::{Class, MemberState},
 };
 use diskwright_store::{FileRange, Store, Zeroing, is_full};
-use std::{io, ops::Range, sync::Arc};
+use std::{io, ops::Range, sync::Arc, thread, time::Duration};
 
 /// Most slabs that are allocated at once, and unmapped at once.
 const AHEAD_MAX: u32 = 64;
@@ -273,6 +273,17 @@ impl SpaceFile {
     /// Takes free slabs, each with its copies on different members. While members are lost there
     /// are fewer copies; they are added when there are enough members again.
     fn take_slabs(&self, first: u32, count: u32) -> io::Result<Vec<Vec<Copy>>> {
+        loop {
+            match self.take_free_slabs(first, count)? {
+                Some(taken) => return Ok(taken),
+                // One that is free gets its hole now, and comes back.
+                None => thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+
+    /// `None` if there may be enough in a moment.
+    fn take_free_slabs(&self, first: u32, count: u32) -> io::Result<Option<Vec<Vec<Copy>>>> {
         let mut state = lock(self.pool_state());
         let mut taken: Vec<Vec<Copy>> = Vec::new();
         let class = first_class(self.file.tier());
@@ -303,12 +314,16 @@ impl SpaceFile {
             taken.push(copies.collect());
         }
         if taken.len() == count as usize {
-            return Ok(taken);
+            return Ok(Some(taken));
         }
         for copy in taken.drain(..).flatten() {
             state.free[usize::from(copy.member)].give_back(copy.slab);
         }
+        let is_punching = self.pool.is_punching();
         drop(state);
+        if is_punching {
+            return Ok(None);
+        }
         let what = format!("pool {}: its members have no free slabs for {}", self.pool.name(), self.name().display());
         Err(io::Error::new(io::ErrorKind::StorageFull, what))
     }

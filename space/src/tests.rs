@@ -539,3 +539,28 @@ fn a_slab_that_is_allocated_while_a_member_fails_has_a_stale_copy_there() {
         assert_eq!(entry.load().stale(), 0b10);
     }
 }
+
+#[test]
+fn free_slabs_give_their_space_back_to_the_file_system() {
+    use std::os::unix::fs::MetadataExt;
+    let (bench, pool) = Bench::pool(&[16 * MIB, 16 * MIB], 2, 4 * MIB);
+    let disk = file(&pool);
+    disk.write_at(&vec![7; 4 << 20], 0).unwrap();
+    disk.sync_data().unwrap();
+    let taken = || bench.paths.iter().map(|path| fs::metadata(path).unwrap().blocks() * 512).collect::<Vec<_>>();
+    let full = taken();
+    disk.zero_range(FileRange { offset_bytes: 0, len_bytes: MIB }, Zeroing::Deallocate).unwrap();
+    while pool.tick().unwrap() {}
+    let less = taken();
+    assert!(full.iter().zip(&less).all(|(full, less)| full - less >= MIB - 64 * 1024), "{full:?} {less:?}");
+    drop(disk);
+    pool.remove_file("disk").unwrap();
+    while pool.tick().unwrap() {}
+    let least = taken();
+    assert!(less.iter().zip(&least).all(|(less, least)| less - least >= 3 * MIB - 64 * 1024), "{less:?} {least:?}");
+    // They can be used again.
+    pool.create_file("disk", NewFile { len_bytes: 12 * MIB, copies: 2, columns: 1, tier: Tier::Any }).unwrap();
+    let disk = file(&pool);
+    disk.write_at(&vec![9; 12 << 20], 0).unwrap();
+    assert!(contents(&disk).iter().all(|&byte| byte == 9));
+}

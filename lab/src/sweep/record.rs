@@ -87,7 +87,8 @@ pub struct SweepCell {
     pub latency: LatencyRecord,
 }
 
-/// Name of the figure in [`Cell::more`]: requests to the members of a space per request of the load.
+/// Name of the figure in [`Cell::more`]: requests to the members of a space per request of the
+/// load.
 pub const AMPLIFICATION: &str = "amplification";
 
 impl Cells for SweepRecord {

@@ -146,8 +146,8 @@ impl Pool {
                 }
             }
             let indices: Vec<u32> = busy.iter().map(|(index, _)| *index).collect();
-            // Without room in the log they come in a later round too, and so does one with a block that
-            // cannot be read, until that is written anew.
+            // Without room in the log they come in a later round too, and so does one with a block
+            // that cannot be read, until that is written anew.
             let unlog = |indices: &[u32]| match self.unlog(&file, indices) {
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(false),
                 result => result,

@@ -206,6 +206,7 @@ impl Pool {
             served: Default::default(),
             heat_saved: AtomicU64::new(0),
             heat_loaded: AtomicBool::new(false),
+            punching: AtomicBool::new(false),
             pace: Pace::default(),
             moves: Default::default(),
             write_cache: OnceLock::new(),

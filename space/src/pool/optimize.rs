@@ -5,9 +5,9 @@
 //!   a move: as for a member that is drained; it may stop after any slab
 //! ```
 //!
-//! A tenth of the fast members is left free, so that new slabs find room there, or less if the disks
-//! can grow by less. While others use the pool, it pauses after each slab, for as long as their
-//! latency asks for (`pace.rs`).
+//! A tenth of the fast members is left free, so that new slabs find room there, or less if the
+//! disks can grow by less. While others use the pool, it pauses after each slab, for as long as
+//! their latency asks for (`pace.rs`).
 
 use super::{FileState, Pool, drain::Moved, lock};
 use crate::{

@@ -8,8 +8,8 @@
 //! The pool works as well without them. A table that is damaged is an error for whoever reads it,
 //! and is written anew.
 
-use super::{NewFile, Pool};
-use crate::file::SpaceFile;
+use super::Pool;
+use crate::{file::SpaceFile, file_state::NewFile, numbers::u32_at};
 use diskwright_format::space::change::Tier;
 use diskwright_store::{LockMode, Store};
 use std::{io, sync::Arc};
@@ -17,16 +17,6 @@ use std::{io, sync::Arc};
 const HEAD_BYTES: usize = 16;
 /// Longest table.
 const TABLE_BYTES_MAX: u64 = 1 << 30;
-
-/// The number at an offset; 0 beyond the end.
-pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    bytes.get(at..at + 4).and_then(|four| four.try_into().ok()).map_or(0, u32::from_le_bytes)
-}
-
-/// The number at an offset; 0 beyond the end.
-pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
-    bytes.get(at..at + 8).and_then(|eight| eight.try_into().ok()).map_or(0, u64::from_le_bytes)
-}
 
 impl Pool {
     /// The rows of a table; none if there is no such file.

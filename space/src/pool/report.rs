@@ -5,9 +5,10 @@
 //! each). It is written when the pool is closed, and every hour. What it says is added to what was
 //! counted since, when somebody asks. If it is damaged, it is ignored.
 
-use super::{Pool, own_files::u32_at};
+use super::Pool;
 use crate::{
     error::Result,
+    numbers::u32_at,
     plan::{SlabHeat, plan, share},
 };
 use diskwright_format::space::{change::Tier, superblock::Class};

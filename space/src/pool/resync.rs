@@ -218,7 +218,7 @@ impl Pool {
             self.commit_all()?;
             self.clean_idle(epoch, true);
         }
-        let more = self.resync_stale()? | self.seal_quiet()?;
+        let more = self.resync_stale()? | self.seal_quiet()? | self.punch_free();
         self.warn_if_scarce();
         let round = self.rounds.fetch_add(1, Ordering::Relaxed) + 1;
         if round.is_multiple_of(OPTIMIZE_ROUNDS) && self.is_tiered() {

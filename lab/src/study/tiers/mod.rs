@@ -2,8 +2,8 @@
 //! and after an optimisation.
 //!
 //! ```text
-//!   prepare    a pool of fast and slow members, as many of each as there are copies; a disk, filled,
-//!              on the slow ones                                                        (pool.rs)
+//!   prepare    a pool of fast and slow members, as many of each as there are copies; a disk,
+//!              filled, on the slow ones                                                (pool.rs)
 //!   before     the zipf load; the pool counts how often each slab is used
 //!   optimize   what is used often moves to the fast members; the pool predicts their share
 //!   after      the same load; their share is measured
@@ -11,12 +11,12 @@
 //!              report: how large the fast members must be to serve which share     (verdict.rs)
 //! ```
 //!
-//! The steps follow the Storage Spaces paper: a nightly optimisation, and its report, from which one
-//! chooses the size of the fast tier. Each round has a pool of its own and other popular blocks, so
-//! rounds are independent. Within a round "before" comes first, because it is what the optimisation
-//! learns from; a drift of the machine's speed is not shared by both. So both cells of a round have
-//! members with the same limits, which keep the machine's own speed out of the figures, unless the
-//! user names folders on devices of different speed.
+//! The steps follow the Storage Spaces paper: a nightly optimisation, and its report, from which
+//! one chooses the size of the fast tier. Each round has a pool of its own and other popular
+//! blocks, so rounds are independent. Within a round "before" comes first, because it is what the
+//! optimisation learns from; a drift of the machine's speed is not shared by both. So both cells of
+//! a round have members with the same limits, which keep the machine's own speed out of the
+//! figures, unless the user names folders on devices of different speed.
 //!
 //! The pool has no write-back cache here: small writes to slow slabs would go to the fast members
 //! before and after.
