@@ -67,6 +67,8 @@ const QUEUE_DEPTH: u32 = 8;
 const OPTIMIZE_EVERY: Duration = Duration::from_secs(2);
 const SLOW_REQUESTS: Bar = Bar::AtMost(1.0);
 const AFTER_POWER_CUT: Bar = Bar::AtLeast(0.97);
+/// What is written before anything is counted, in sizes of the fast tier.
+const WRITTEN: Bar = Bar::AtLeast(2.0);
 const WHAT: &str = "a pool against dm-cache";
 
 fn wrong(error: impl std::error::Error + Send + Sync + 'static) -> LabError {
@@ -131,7 +133,7 @@ pub(crate) fn against_dm_cache(context: &Context<'_>, progress: &mut dyn Progres
         one_round(&kernel, &dir, round, context, &mut found, progress)?;
         std::fs::remove_dir_all(&dir).map_err(LabError::file("remove", &dir))?;
     }
-    let checks = vec![
+    let mut checks = vec![
         Check::ratio(
             "requests to the slow member per 1,000 of the load",
             "",
@@ -147,6 +149,9 @@ pub(crate) fn against_dm_cache(context: &Context<'_>, progress: &mut dyn Progres
             AFTER_POWER_CUT,
         ),
     ];
+    let written = found.least_written_bytes as f64 / FAST_BYTES as f64;
+
+    checks.push(Check::absolute("written before, in sizes of the fast tier", "", &[written], WRITTEN));
     let notes = vec![format!(
         "a disk of {}, fast tier of {}, slabs of {}, blocks of dm-cache of {}; 4K random, {READ_PERCENT} % read, zipf {THETA}, QD {QUEUE_DEPTH}, one guest; {rounds} rounds, each with a new pool, a new cache, and other popular blocks, measured after at least {} were written",
         bytes(DISK_BYTES),
@@ -238,7 +243,7 @@ fn one_round(
     let cached = GuestDisk::Cached { metadata, fast, slow: slow_name, block_bytes: DM_CACHE_BLOCK_BYTES };
     let disks = [GuestDisk::Serial("ours".into()), cached];
     let counts: [&(dyn Fn() -> u64 + Sync); 2] = [&|| requests_to(&pool.traffic(), "hdd"), &|| requests_of(&slow)];
-    let spans = (Duration::from_secs(context.pick(20, 60)), Duration::from_secs(context.pick(10, 30)));
+    let spans = (Duration::from_secs(context.pick(30, 60)), Duration::from_secs(context.pick(10, 30)));
     let mut measure = |Window { cell: who, .. }: Window, watch: &dyn Watch| {
         let begun = OnceLock::new();
         let watch = |snapshot: &Snapshot<'_>| {
