@@ -221,7 +221,7 @@ impl Pool {
     /// there is no room.
     fn move_slab(&self, slab: &SlabHeat, class: Class) -> io::Result<bool> {
         let Some(file) = self.file(slab.file) else { return Ok(true) };
-        let begun = Instant::now();
+        let (begun, mut has_moved) = (Instant::now(), false);
         let most = self.active_of(class).len();
         loop {
             let copies = file.table.entry(slab.index).load().copies();
@@ -243,9 +243,12 @@ impl Pool {
             if file.table.entry(slab.index).load().copies() == copies {
                 break;
             }
+            has_moved = true;
         }
-        self.record_move(slab, class);
-        thread::sleep(self.pace.pause(begun.elapsed()));
+        if has_moved {
+            self.record_move(slab, class);
+            thread::sleep(self.pace.pause(begun.elapsed()));
+        }
         Ok(true)
     }
 }
