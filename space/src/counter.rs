@@ -1,19 +1,22 @@
 //! Counts what a member is asked for.
 //!
-//! Threads that use a member at the same time would wait for one cache line. So each thread counts
-//! on one of [`SHARDS`] lines, and a reading adds them up.
+//! Threads that use a member at the same time would wait for one cache line, and a locked addition
+//! costs as much as the look-up of a slab. So each thread has a line of its own in every counter,
+//! to which nobody else writes, and a reading adds the lines up. A thread that ends gives its line
+//! to the next one, with what was counted. Threads beyond [`LINES`] share one.
 
 use diskwright_store::{Access, Traffic};
-use std::{
-    cell::Cell,
-    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicU64, Ordering},
 };
 
-const SHARDS: usize = 8;
+/// Lines of threads; one more is shared.
+const LINES: usize = 32;
 
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Shard {
+struct Line {
     reads: AtomicU64,
     writes: AtomicU64,
     read_bytes: AtomicU64,
@@ -21,60 +24,102 @@ struct Shard {
     syncs: AtomicU64,
 }
 
+/// Lines that no thread has.
+static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+/// Lines that were ever given to a thread.
+static GIVEN: Mutex<usize> = Mutex::new(0);
+
+/// The line of a thread. Dropped, another thread may have it.
+struct Own(usize);
+
+impl Own {
+    fn take() -> Self {
+        let free = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        Self(free.unwrap_or_else(|| {
+            let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+            let number = *given;
+            *given = (number + 1).min(LINES);
+            number
+        }))
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        if self.0 < LINES {
+            FREE.lock().unwrap_or_else(PoisonError::into_inner).push(self.0);
+        }
+    }
+}
+
+thread_local! {
+    static OWN: Own = Own::take();
+}
+
 /// What a member was asked for since it was opened.
 #[derive(Debug, Default)]
-pub(crate) struct Counter([Shard; SHARDS]);
+pub(crate) struct Counter {
+    lines: [Line; LINES],
+    shared: Line,
+}
+
+/// Adds to a number of a line that the thread has for itself, or shares.
+#[inline]
+fn add(number: &AtomicU64, by: u64, is_own: bool) {
+    if is_own {
+        number.store(number.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+    } else {
+        number.fetch_add(by, Ordering::Relaxed);
+    }
+}
 
 impl Counter {
-    fn shard(&self) -> &Shard {
-        static THREADS: AtomicUsize = AtomicUsize::new(0);
-        thread_local! {
-            static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) };
-        }
-        let number = NUMBER.with(|number| {
-            if number.get() == usize::MAX {
-                number.set(THREADS.fetch_add(1, Ordering::Relaxed));
-            }
-            number.get()
-        });
-        &self.0[number % SHARDS]
+    /// The line of this thread, and whether nobody else writes to it.
+    #[inline]
+    fn line(&self) -> (&Line, bool) {
+        // A thread that is ending may have given its line away.
+        let own = OWN.try_with(|own| own.0).ok().and_then(|number| self.lines.get(number));
+        own.map_or((&self.shared, false), |line| (line, true))
     }
 
     /// Counts a read or a write.
     #[inline]
     pub(crate) fn count(&self, access: Access, len_bytes: u64) {
-        let shard = self.shard();
+        let (line, is_own) = self.line();
         let (requests, bytes) = match access {
-            Access::Read => (&shard.reads, &shard.read_bytes),
-            Access::Write => (&shard.writes, &shard.written_bytes),
+            Access::Read => (&line.reads, &line.read_bytes),
+            Access::Write => (&line.writes, &line.written_bytes),
         };
-        requests.fetch_add(1, Ordering::Relaxed);
-        bytes.fetch_add(len_bytes, Ordering::Relaxed);
+        add(requests, 1, is_own);
+        add(bytes, len_bytes, is_own);
     }
 
     /// Counts a sync.
     pub(crate) fn count_sync(&self) {
-        self.shard().syncs.fetch_add(1, Ordering::Relaxed);
+        let (line, is_own) = self.line();
+        add(&line.syncs, 1, is_own);
     }
 
     /// What was counted.
     pub(crate) fn sum(&self) -> Traffic {
-        let sum =
-            |field: fn(&Shard) -> &AtomicU64| self.0.iter().map(|shard| field(shard).load(Ordering::Relaxed)).sum();
+        let lines = || self.lines.iter().chain([&self.shared]);
+        let sum = |field: fn(&Line) -> &AtomicU64| lines().map(|line| field(line).load(Ordering::Relaxed)).sum();
         Traffic {
-            reads: sum(|shard| &shard.reads),
-            writes: sum(|shard| &shard.writes),
-            read_bytes: sum(|shard| &shard.read_bytes),
-            written_bytes: sum(|shard| &shard.written_bytes),
-            syncs: sum(|shard| &shard.syncs),
+            reads: sum(|line| &line.reads),
+            writes: sum(|line| &line.writes),
+            read_bytes: sum(|line| &line.read_bytes),
+            written_bytes: sum(|line| &line.written_bytes),
+            syncs: sum(|line| &line.syncs),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::tests::{Bench, MIB, disk, file};
-    use diskwright_store::{Store, Traffic};
+    use diskwright_store::Store;
+    use std::thread;
 
     #[test]
     fn a_mirror_writes_twice_reads_once_and_syncs_each_member_once() {
@@ -101,5 +146,20 @@ mod tests {
         disk.flush().unwrap();
         let done = sum() - before;
         assert_eq!(done, Traffic { reads: 6, writes: 20, read_bytes: 6 * 8192, written_bytes: 20 * 4096, syncs: 2 });
+    }
+
+    #[test]
+    fn nothing_that_many_threads_count_is_lost() {
+        let counter = Counter::default();
+        for _ in 0..3 {
+            thread::scope(|scope| {
+                for _ in 0..2 * LINES {
+                    scope.spawn(|| (0..1000).for_each(|_| counter.count(Access::Write, 512)));
+                }
+            });
+        }
+        let sum = counter.sum();
+        let all = 3 * 2 * LINES as u64 * 1000;
+        assert_eq!((sum.writes, sum.written_bytes, sum.reads), (all, all * 512, 0));
     }
 }
