@@ -39,8 +39,8 @@ fn conclusion(result: &TiersResult) -> Option<String> {
     } else {
         "."
     });
-    let needed = result.optimizations.last()?.needed.iter().filter(|(share, _)| (share - 0.95).abs() < 1e-9);
-    if let Some((share, fast_bytes)) = needed.last() {
+    let mut needed = result.optimizations.last()?.needed.iter();
+    if let Some((share, fast_bytes)) = needed.find(|(share, _)| (share - 0.95).abs() < 1e-9) {
         let each = fast_bytes / u64::from(result.copies.max(1));
         text.push_str(&format!(" To serve {}, they would have to hold {}.", percent(*share), bytes(each)));
     }
