@@ -10,7 +10,7 @@
 //! ```
 
 use crate::{
-    cut::{CUT_MODES, Cutter, points},
+    cut::{CUT_MODES, CutMode, Cutter, points},
     dice::Dice,
     history,
     mutation::Mutation,
@@ -128,9 +128,12 @@ pub fn cut_one<C: Case>(
         }
         let Some(truth) = cutter.truth.and_then(|number| truths.get(number)) else { continue };
         let modes = if cutter.pending() == 0 { 1 } else { thoroughness.modes };
-        for turn in 0..modes {
+        let apart = usize::from(case.loses_power_apart() && cutter.pending() > 0);
+        for turn in 0..modes + apart {
             // The first two modes always, the others in turn, so that each seed uses some of them.
-            let mode = if turn < 2 {
+            let mode = if turn == modes {
+                CutMode::OwnMoments
+            } else if turn < 2 {
                 CUT_MODES[turn]
             } else {
                 CUT_MODES[2 + (tally.states as usize * 5 + turn) % (CUT_MODES.len() - 2)]

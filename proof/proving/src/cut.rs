@@ -56,14 +56,14 @@ pub enum CutMode {
     AllButOneFile,
 }
 
-/// All modes, the most effective first.
-pub const CUT_MODES: [CutMode; 19] = [
+/// All modes but [`CutMode::OwnMoments`], which is for cases with several members; the most
+/// effective first.
+pub const CUT_MODES: [CutMode; 18] = [
     CutMode::Nothing,
     CutMode::Everything,
     CutMode::Whole(50),
     CutMode::Sectors(50),
     CutMode::Prefix,
-    CutMode::OwnMoments,
     CutMode::Small,
     CutMode::Suffix,
     CutMode::AllButOne,

@@ -603,6 +603,10 @@ impl Case for SpaceCase {
         self.work(&stage.world, &mut ledger, &mut dice, self.fate, &mut record, &mut Err)
     }
 
+    fn loses_power_apart(&self) -> bool {
+        self.members > 1
+    }
+
     fn judge(&self, world: &World, truth: &Ledger, seed: u64, depth: Depth) -> Outcome<u64> {
         let mut paths = self.all_paths();
         paths.retain(|path| world.files().facts(path).is_ok());

@@ -78,6 +78,11 @@ pub trait Case: Sync {
         None
     }
 
+    /// Whether its files lie on devices that may lose power one after the other.
+    fn loses_power_apart(&self) -> bool {
+        false
+    }
+
     /// Whether a mutation of the files can make a difference for this case.
     fn is_touched_by(&self, _mutation: Mutation) -> bool {
         true

@@ -7,13 +7,15 @@ use crate::{
     targets::open_target,
 };
 use diskwright_load::OpenTarget;
-use diskwright_space::{Class, NewFile, NewMember, Pool, PoolCreateOptions, PoolOptions, SpaceError, Tier};
-use diskwright_store::{BlockDevice, CacheMode, LockMode, RawDevice, StoreLimit};
+use diskwright_space::{Class, NewFile, NewMember, PATIENCE, Pool, PoolCreateOptions, PoolOptions, SpaceError, Tier};
+use diskwright_store::{BlockDevice, CacheMode, LockMode, OpenError, RawDevice, StoreLimit};
 use std::{
     fs::File,
     io,
     path::{Path, PathBuf},
     sync::Arc,
+    thread,
+    time::{Duration, Instant},
 };
 
 const POOL: &str = "study";
@@ -112,7 +114,16 @@ impl Members {
     fn open_with(&self, limits: &[(PathBuf, StoreLimit)]) -> Result<Arc<Pool>> {
         let options =
             PoolOptions { writable: true, cache: CacheMode::Direct, limits: limits.to_vec(), ..PoolOptions::default() };
-        Pool::open(&self.paths, &options).map(Arc::new).map_err(pool_error)
+        let begun = Instant::now();
+        loop {
+            match Pool::open(&self.paths, &options) {
+                // The threads of a limited member may still end; until then they have it open.
+                Err(SpaceError::Open(OpenError::Locked { .. })) if begun.elapsed() < PATIENCE => {
+                    thread::sleep(Duration::from_millis(10));
+                }
+                result => return result.map(Arc::new).map_err(pool_error),
+            }
+        }
     }
 
     /// Opens the pool at the speed that its members should have. It moves nothing by itself.

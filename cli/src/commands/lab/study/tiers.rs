@@ -30,8 +30,8 @@ scratch folder, limited to the speed of an SSD and of an array of hard disks.
 
 EXAMPLES
   diskwright lab study tiers --quick
-  diskwright lab study tiers --fast-dir /mnt/nvme --slow-dir /mnt/disks --size 64G --fast-size 8G
-  diskwright lab study tiers --fast-limit iops=8000,latency=100us --slow-limit iops=150,latency=6ms"
+  diskwright lab study tiers --fast-dir /mnt/nvme --slow-dir /mnt/disks
+  diskwright lab study tiers --quick --slow-limit iops=150,latency=6ms"
 )]
 pub struct TiersArgs {
     #[command(flatten)]
