@@ -71,7 +71,12 @@ impl Zram {
     /// Empties the device, and gives it another size.
     pub fn resize(&self, size_bytes: u64) {
         let at = |name: &str| format!("/sys/block/zram{}/{name}", self.0);
-        fs::write(at("reset"), "1").unwrap();
+        // While another program looks at the device it is busy.
+        let mut tries = 0..500;
+        while let Err(error) = fs::write(at("reset"), "1") {
+            assert!(tries.next().is_some() && error.kind() == std::io::ErrorKind::ResourceBusy, "{error}");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
         fs::write(at("disksize"), size_bytes.to_string()).unwrap();
     }
 }
