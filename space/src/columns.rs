@@ -80,6 +80,8 @@ mod tests {
         let new = NewFile { len_bytes: SLAB, copies: 2, columns: 3, tier: Tier::Any };
         let error = pool.create_file("three", new).unwrap_err().to_string();
         assert!(error.contains("3 columns of 2 copies need 6 members, and the pool has 4"), "{error}");
+        let error = pool.create_file("none", NewFile { columns: 0, ..new }).unwrap_err().to_string();
+        assert!(error.contains("0 columns; a disk has 1 to 63"), "{error}");
         pool.create_file("two", NewFile { columns: 2, ..new }).unwrap();
         drop(pool);
         let columns = |name: &str| {

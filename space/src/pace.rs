@@ -9,9 +9,8 @@
 //! ```
 //!
 //! A pause is a multiple of the time that the move took, up to a second. While nobody works there
-//! are none.
-//! Latencies are measured only while somebody moves slabs. The numbers are estimates: requests of
-//! several threads may change a mean at the same time, and a slot is used again after
+//! are none. Latencies are measured only while somebody moves slabs. The numbers are estimates:
+//! requests of several threads may change a mean at the same time, and a slot is used again after
 //! [`SLOTS`] requests, though its request may not have ended.
 
 use std::{

@@ -78,7 +78,7 @@ use std::{
     io,
     sync::{
         Arc, Condvar, Mutex, OnceLock, PoisonError, RwLock,
-        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
     },
 };
 use uuid::Uuid;
@@ -138,8 +138,8 @@ pub struct Pool {
     /// sessions was read.
     heat_saved: AtomicU64,
     heat_loaded: AtomicBool,
-    /// A free slab is taken, as it gets its hole.
-    punching: AtomicBool,
+    /// Free slabs that are taken, as they get their holes.
+    punching: AtomicU32,
     /// How long moves pause.
     pub(crate) pace: Pace,
     /// What has moved between the tiers.
@@ -346,8 +346,12 @@ impl Pool {
             );
             return Err(SpaceError::Usage { what });
         }
+        if !(1..=COLUMNS_MAX).contains(&new.columns) {
+            let what = format!("space://{}/{name}: {} columns; a disk has 1 to {COLUMNS_MAX}", self.name, new.columns);
+            return Err(SpaceError::Usage { what });
+        }
         let needed = usize::from(new.columns) * usize::from(new.copies);
-        if !(1..=COLUMNS_MAX).contains(&new.columns) || new.columns > 1 && needed > members {
+        if new.columns > 1 && needed > members {
             let what = format!(
                 "space://{}/{name}: {} columns of {} copies need {needed} members, and the pool has {members}",
                 self.name, new.columns, new.copies

@@ -42,3 +42,14 @@ pub struct MemberTraffic {
     /// What it was asked for.
     pub traffic: Traffic,
 }
+
+impl MemberTraffic {
+    /// Adds members that are not in the list yet. Several stores may lie in one pool.
+    pub fn merge(found: &mut Vec<Self>, others: Vec<Self>) {
+        for other in others {
+            if found.iter().all(|known| known.name != other.name) {
+                found.push(other);
+            }
+        }
+    }
+}

@@ -467,12 +467,8 @@ impl BlockDevice for Disk {
     fn member_traffic(&self) -> Vec<MemberTraffic> {
         let chain = self.shared.chain();
         let mut found: Vec<MemberTraffic> = Vec::new();
-        for member in chain.members().iter().flat_map(|member| member.image.stores()) {
-            // The images of a chain may lie in one pool.
-            let new = member.member_traffic();
-            found.extend(
-                new.into_iter().filter(|one| found.iter().all(|known| known.name != one.name)).collect::<Vec<_>>(),
-            );
+        for store in chain.members().iter().flat_map(|member| member.image.stores()) {
+            MemberTraffic::merge(&mut found, store.member_traffic());
         }
         found
     }

@@ -13,11 +13,8 @@ pub(crate) struct Members(Vec<MemberTraffic>);
 impl Members {
     pub(crate) fn now(targets: &[OpenTarget]) -> Self {
         let mut found: Vec<MemberTraffic> = Vec::new();
-        for member in targets.iter().flat_map(|target| target.device.member_traffic()) {
-            // Several targets may lie in one space.
-            if found.iter().all(|known| known.name != member.name) {
-                found.push(member);
-            }
+        for target in targets {
+            MemberTraffic::merge(&mut found, target.device.member_traffic());
         }
         Self(found)
     }

@@ -29,7 +29,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Condvar, Mutex, OnceLock, RwLock,
-        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
     },
 };
 
@@ -206,7 +206,7 @@ impl Pool {
             served: Default::default(),
             heat_saved: AtomicU64::new(0),
             heat_loaded: AtomicBool::new(false),
-            punching: AtomicBool::new(false),
+            punching: AtomicU32::new(0),
             pace: Pace::default(),
             moves: Default::default(),
             write_cache: OnceLock::new(),

@@ -21,9 +21,9 @@ use std::{
 const ROUND: Duration = Duration::from_millis(100);
 
 impl Pool {
-    /// Whether a free slab is taken, to be given back soon.
+    /// Whether free slabs are taken, to be given back soon.
     pub(crate) fn is_punching(&self) -> bool {
-        self.punching.load(Ordering::Acquire)
+        self.punching.load(Ordering::Acquire) > 0
     }
 
     /// Gives space back for a while. Returns whether there is more to do.
@@ -38,14 +38,14 @@ impl Pool {
                     let mut state = lock(&self.state);
                     let taken = state.free[usize::from(member.number)].take_stored();
                     // While the lock is held: who finds no free slab then sees it.
-                    self.punching.store(taken.is_some(), Ordering::Release);
+                    self.punching.fetch_add(u32::from(taken.is_some()), Ordering::AcqRel);
                     taken
                 };
                 let Some(slab) = taken else { break };
                 let ok = self.punch(member, slab);
                 let mut state = lock(&self.state);
                 state.free[usize::from(member.number)].give_back_empty(slab);
-                self.punching.store(false, Ordering::Release);
+                self.punching.fetch_sub(1, Ordering::AcqRel);
                 drop(state);
                 if !ok {
                     break;
