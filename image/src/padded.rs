@@ -42,6 +42,10 @@ impl Store for PaddedStore {
         self.inner.name()
     }
 
+    fn beneath(&self) -> Option<&dyn Store> {
+        Some(&*self.inner)
+    }
+
     fn len_bytes(&self) -> io::Result<u64> {
         Ok(self.inner.len_bytes()?.max(self.padded_len_bytes.load(Ordering::Acquire)))
     }
@@ -85,10 +89,6 @@ impl Store for PaddedStore {
         self.inner.sync_data()
     }
 
-    fn settle_sync(&self, result: io::Result<()>) -> io::Result<()> {
-        self.inner.settle_sync(result)
-    }
-
     fn data_file(&self) -> Option<DataFile<'_>> {
         self.inner.data_file()
     }
@@ -118,11 +118,19 @@ impl Store for PaddedStore {
         self.inner.next_data(offset_bytes)
     }
 
-    fn identity(&self) -> Option<(u64, u64)> {
-        self.inner.identity()
+    fn check_len(&self, len_bytes: u64) -> io::Result<()> {
+        self.inner.check_len(len_bytes)
     }
 
-    fn allocated_bytes(&self) -> io::Result<u64> {
-        self.inner.allocated_bytes()
+    fn write_durable_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
+        self.inner.write_durable_at(buf, offset_bytes)
+    }
+
+    fn clone_range(&self, source: &dyn Store, range: FileRange, offset_bytes: u64) -> io::Result<()> {
+        self.inner.clone_range(source, range, offset_bytes)
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        self.inner.sync_all()
     }
 }

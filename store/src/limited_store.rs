@@ -18,8 +18,6 @@ use crate::{
     buffer::Loan,
     lane::{Lane, LaneOp},
     limit::{RateLimiter, RateLimits},
-    lock::LockMode,
-    open::{OpenError, SectorSizes},
     queue::Operation,
     store::{DataFile, FileRange, Store, Zeroing},
 };
@@ -186,6 +184,10 @@ impl Store for LimitedStore {
         self.inner.name()
     }
 
+    fn beneath(&self) -> Option<&dyn Store> {
+        Some(&*self.inner)
+    }
+
     fn len_bytes(&self) -> io::Result<u64> {
         self.inner.len_bytes()
     }
@@ -241,38 +243,6 @@ impl Store for LimitedStore {
 
     fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
         self.inner.next_data(offset_bytes)
-    }
-
-    fn identity(&self) -> Option<(u64, u64)> {
-        self.inner.identity()
-    }
-
-    fn keeps_inode(&self) -> bool {
-        self.inner.keeps_inode()
-    }
-
-    fn sector_bytes(&self) -> SectorSizes {
-        self.inner.sector_bytes()
-    }
-
-    fn is_block_device(&self) -> bool {
-        self.inner.is_block_device()
-    }
-
-    fn share_lock(&self) -> io::Result<()> {
-        self.inner.share_lock()
-    }
-
-    fn relock(&self, mode: LockMode) -> Result<(), OpenError> {
-        self.inner.relock(mode)
-    }
-
-    fn is_locked(&self) -> bool {
-        self.inner.is_locked()
-    }
-
-    fn allocated_bytes(&self) -> io::Result<u64> {
-        self.inner.allocated_bytes()
     }
 }
 

@@ -8,8 +8,6 @@
 
 use crate::{
     lane::Lane,
-    lock::LockMode,
-    open::OpenError,
     store::{Access, DataFile, FileRange, Front, Store, Zeroing},
 };
 use std::{collections::BTreeMap, io, path::Path, sync::Arc};
@@ -57,6 +55,10 @@ fn refused<T>() -> io::Result<T> {
 impl Store for OverlayStore {
     fn name(&self) -> &Path {
         self.inner.name()
+    }
+
+    fn beneath(&self) -> Option<&dyn Store> {
+        Some(&*self.inner)
     }
 
     fn len_bytes(&self) -> io::Result<u64> {
@@ -154,34 +156,6 @@ impl Store for OverlayStore {
 
     fn never_blocks(&self) -> bool {
         self.inner.never_blocks()
-    }
-
-    fn keeps_inode(&self) -> bool {
-        self.inner.keeps_inode()
-    }
-
-    fn identity(&self) -> Option<(u64, u64)> {
-        self.inner.identity()
-    }
-
-    fn share_lock(&self) -> io::Result<()> {
-        self.inner.share_lock()
-    }
-
-    fn relock(&self, mode: LockMode) -> Result<(), OpenError> {
-        self.inner.relock(mode)
-    }
-
-    fn take_access_of(&self, other: &dyn Store) -> io::Result<()> {
-        self.inner.take_access_of(other)
-    }
-
-    fn access_bits(&self) -> Option<(u32, u32, u32)> {
-        self.inner.access_bits()
-    }
-
-    fn allocated_bytes(&self) -> io::Result<u64> {
-        self.inner.allocated_bytes()
     }
 }
 

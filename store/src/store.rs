@@ -65,6 +65,14 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// The name to show in messages: for a file, its path.
     fn name(&self) -> &Path;
 
+    /// The store whose file this one shows, for a store that is laid over another. Questions about
+    /// the file itself (locks, identity, owner, times, sector sizes, what it occupies) go there,
+    /// unless this store answers them. So a layer that is added cannot lose the lock of its file.
+    /// Reads, writes and how an engine reaches the bytes are never passed on by default.
+    fn beneath(&self) -> Option<&dyn Store> {
+        None
+    }
+
     /// Current length in bytes.
     fn len_bytes(&self) -> io::Result<u64>;
 
@@ -108,7 +116,10 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// and returns the result to use instead. After one failed sync, earlier writes may be lost
     /// although the next sync succeeds, so a store must keep reporting the failure.
     fn settle_sync(&self, result: io::Result<()>) -> io::Result<()> {
-        result
+        match self.beneath() {
+            Some(store) => store.settle_sync(result),
+            None => result,
+        }
     }
 
     /// The file to read and write directly, if there is one. If the store is not plain, only the
@@ -156,13 +167,13 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Whether the death of this process would undo completed writes. Not for a file: the page
     /// cache has them.
     fn at_risk(&self) -> AtRisk {
-        AtRisk::Never
+        self.beneath().map_or(AtRisk::Never, Store::at_risk)
     }
 
     /// What the files and devices below the store have done, if it keeps its bytes in several of
     /// them. The figures are of the whole pool, not only of this store.
     fn member_traffic(&self) -> Vec<MemberTraffic> {
-        Vec::new()
+        self.beneath().map_or_else(Vec::new, Store::member_traffic)
     }
 
     /// The first range at or after `offset_bytes` that may hold data; `None` if only holes (which
@@ -186,37 +197,38 @@ pub trait Store: Send + Sync + fmt::Debug {
 
     /// Sets the modification time of the file, durably. Every later write to the store changes it
     /// again. `Unsupported` if the store is not a file.
-    fn set_modified(&self, _modified: SystemTime) -> io::Result<()> {
-        Err(io::ErrorKind::Unsupported.into())
+    fn set_modified(&self, modified: SystemTime) -> io::Result<()> {
+        self.beneath().map_or(Err(io::ErrorKind::Unsupported.into()), |store| store.set_modified(modified))
     }
 
     /// Device and inode number of a file. Two stores with the same identity are the same object.
     /// `None` if the store is not a file.
     fn identity(&self) -> Option<(u64, u64)> {
-        None
+        self.beneath()?.identity()
     }
 
     /// Whether the inode number of [`Store::identity`] is still that of the file when its file
     /// system is mounted again. Not on FAT, exFAT and some network file systems, which make the
     /// numbers up. A record that outlives the session must not rely on the number there.
     fn keeps_inode(&self) -> bool {
-        true
+        self.beneath().is_none_or(Store::keeps_inode)
     }
 
     /// Sector sizes of the underlying device. A file that does not know them reports 512 and 4096.
     fn sector_bytes(&self) -> SectorSizes {
-        SectorSizes { logical_bytes: 512, physical_bytes: 4096 }
+        let unknown = SectorSizes { logical_bytes: 512, physical_bytes: 4096 };
+        self.beneath().map_or(unknown, Store::sector_bytes)
     }
 
     /// Whether the store is a block device, whose length is fixed.
     fn is_block_device(&self) -> bool {
-        false
+        self.beneath().is_some_and(Store::is_block_device)
     }
 
     /// Turns an exclusive lock into a shared one: other programs may read the file from now on. The
     /// caller no longer writes to the store.
     fn share_lock(&self) -> io::Result<()> {
-        Ok(())
+        self.beneath().map_or(Ok(()), Store::share_lock)
     }
 
     /// Takes the lock `mode` instead of the present one. From [`LockMode::Shared`] to
@@ -225,8 +237,8 @@ pub trait Store: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`OpenError::Locked`] with the program that has the file: the present lock stays then.
-    fn relock(&self, _mode: LockMode) -> Result<(), OpenError> {
-        Ok(())
+    fn relock(&self, mode: LockMode) -> Result<(), OpenError> {
+        self.beneath().map_or(Ok(()), |store| store.relock(mode))
     }
 
     /// Gives the file the owner, the group and the permissions of the file of `other`, without bits
@@ -236,32 +248,34 @@ pub trait Store: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// The system's error.
-    fn take_access_of(&self, _other: &dyn Store) -> io::Result<()> {
-        Ok(())
+    fn take_access_of(&self, other: &dyn Store) -> io::Result<()> {
+        self.beneath().map_or(Ok(()), |store| store.take_access_of(other))
     }
 
     /// The owner, the group and the permissions (12 bits) of the file; `None` for stores that are
     /// not regular files.
     fn access_bits(&self) -> Option<(u32, u32, u32)> {
-        None
+        self.beneath()?.access_bits()
     }
 
     /// Tells the store that its file was renamed, for [`Store::name`].
-    fn was_renamed(&self, _to: &Path) {}
+    fn was_renamed(&self, to: &Path) {
+        self.beneath().into_iter().for_each(|store| store.was_renamed(to));
+    }
 
     /// Whether the lock requested at opening is held and keeps other programs away.
     fn is_locked(&self) -> bool {
-        true
+        self.beneath().is_none_or(Store::is_locked)
     }
 
     /// Share of the store that the page cache holds, estimated, from 0 to 1. A high share means
     /// that reading through the cache spares the disk.
     fn cached_share(&self) -> f64 {
-        0.0
+        self.beneath().map_or(0.0, Store::cached_share)
     }
 
     /// Bytes that the store occupies on disk; the length if that is unknown.
     fn allocated_bytes(&self) -> io::Result<u64> {
-        self.len_bytes()
+        self.beneath().map_or_else(|| self.len_bytes(), Store::allocated_bytes)
     }
 }

@@ -10,9 +10,7 @@
 //!
 //! Enabled by the feature `testing`, which the tests of other crates use.
 
-use crate::{
-    DataFile, FileFacts, FileRange, FileSystem, Lane, LocalFiles, OpenError, OpenOptions, SectorSizes, Store, Zeroing,
-};
+use crate::{DataFile, FileFacts, FileRange, FileSystem, Lane, LocalFiles, OpenError, OpenOptions, Store, Zeroing};
 use std::{
     fmt, io,
     path::{Path, PathBuf},
@@ -82,6 +80,9 @@ pub trait ForwardingStore: Send + Sync + fmt::Debug {
 }
 
 impl<T: ForwardingStore> Store for T {
+    fn beneath(&self) -> Option<&dyn Store> {
+        Some(self.inner())
+    }
     fn name(&self) -> &Path {
         self.inner().name()
     }
@@ -132,12 +133,6 @@ impl<T: ForwardingStore> Store for T {
     }
     fn access_bits(&self) -> Option<(u32, u32, u32)> {
         ForwardingStore::access_bits(self)
-    }
-    fn identity(&self) -> Option<(u64, u64)> {
-        self.inner().identity()
-    }
-    fn sector_bytes(&self) -> SectorSizes {
-        self.inner().sector_bytes()
     }
     fn allocated_bytes(&self) -> io::Result<u64> {
         ForwardingStore::allocated_bytes(self)

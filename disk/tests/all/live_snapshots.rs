@@ -1,8 +1,8 @@
 //! Snapshots of a disk in use: names, locks, contents, the moment of the snapshot, refusals.
 
 use diskwright_disk::{
-    CreateRequest, Disk, DiskError, Layer, OpenOptions, Result, Snapshot, SnapshotOptions, SnapshotWatch, create,
-    snapshot,
+    AbsorbOptions, CreateRequest, Disk, DiskError, Layer, OpenOptions, Result, Snapshot, SnapshotOptions,
+    SnapshotWatch, create, snapshot,
 };
 use diskwright_image::Format;
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
@@ -105,6 +105,27 @@ fn a_disk_in_use_goes_on_in_a_child_that_has_its_name() {
         drop(disk);
         snapshot(&path, &SnapshotOptions { name: "offline".into(), ..SnapshotOptions::default() }).unwrap();
     }
+}
+
+/// `qemu-img create` makes such files. Their last sector is padded by a store above the file.
+#[test]
+fn the_lock_of_a_file_that_ends_within_a_sector_changes_hands() {
+    let (_dir, path) = made("qcow2");
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(file.metadata().unwrap().len() + 8).unwrap();
+    let disk = open(&path, true).unwrap();
+    let mut io = blocking(&disk);
+    // The file is not extended first, so it is padded as long as it is open.
+    let frozen = disk.snapshot("one", false, &mut ()).unwrap().parent;
+    assert_eq!(read(&frozen, 0), 0, "others may read the frozen image");
+    assert_eq!(disk.layers()[1].image.store().name(), frozen);
+    io.write(0, &[2; 4096], false).unwrap();
+    disk.absorb(&AbsorbOptions::default(), &mut |_, _| true).unwrap();
+    assert!(matches!(open(&path, false), Err(DiskError::InUse { .. })), "the parent has the lock of a writer");
+    drop(io);
+    disk.close().unwrap();
+    drop(disk);
+    assert_eq!(read(&path, 0), 2);
 }
 
 /// One thread writes to a block that is new, and when that has ended, another one writes the same
