@@ -2,9 +2,10 @@
 
 use crate::{
     Class, NewFile, NewMember, Pool, PoolCreateOptions, Tier,
+    file::SpaceFile,
     tests::{Bench, MIB, SLAB, contents, file},
 };
-use diskwright_store::Store;
+use diskwright_store::{LockMode, Store};
 use std::{
     path::PathBuf,
     sync::{
@@ -134,6 +135,104 @@ fn the_predicted_share_is_the_one_that_is_measured() {
     let predicted = done.share_after.unwrap();
     assert!((measured - predicted).abs() < 0.03, "predicted {predicted}, measured {measured}");
     assert!(predicted > 0.6, "{predicted}");
+}
+
+#[test]
+fn a_damaged_table_costs_only_itself_and_is_written_anew() {
+    let (bench, pool, _) = tiered(10, Tier::Slow);
+    pool.pin_file("disk", Tier::Any).unwrap();
+    file(&pool).file.heat.add(3, 1000);
+    (0..2000).for_each(|_| pool.count_served(Class::Hdd));
+    let hottest = |pool: &Arc<Pool>| pool.where_lies("disk", 3 * SLAB..4 * SLAB).unwrap()[0].why.clone();
+    pool.optimize(false, &mut |_| true).unwrap();
+    assert_eq!(pool.moves().len(), 1, "{:?}", pool.moves());
+    pool.save_heat().unwrap();
+    {
+        let table = SpaceFile::open(&pool, "/moves", true, LockMode::None).unwrap();
+        table.write_at(&[0xff], 20).unwrap();
+        table.sync_data().unwrap();
+    }
+    drop(pool);
+    let pool = bench.open();
+    assert_eq!(pool.moves(), [], "what is damaged is not shown");
+    assert!(hottest(&pool).contains("hot"), "{}", hottest(&pool));
+    file(&pool).file.heat.add(9, 5000);
+    pool.optimize(false, &mut |_| true).unwrap();
+    pool.save_heat().unwrap();
+    drop(pool);
+    let moves = bench.open().moves();
+    assert_eq!((moves.len(), moves[0].offset_bytes, moves[0].is_up), (1, 9 * SLAB, true), "{moves:?}");
+}
+
+#[test]
+fn only_moves_between_tiers_are_recorded() {
+    let (bench, pool, bytes) = tiered(10, Tier::Slow);
+    pool.pin_file("disk", Tier::Any).unwrap();
+    file(&pool).file.heat.add(3, 1000);
+    pool.optimize(false, &mut |_| true).unwrap();
+    let moves = pool.moves();
+    // The slow member is drained into a new one of its class.
+    let path = bench.paths[0].with_file_name("new.dwm");
+    std::fs::File::create(&path).unwrap().set_len(24 * MIB).unwrap();
+    pool.add_members(&[NewMember { path, class: Class::Hdd }], &PoolCreateOptions::default()).unwrap();
+    pool.remove_member(&bench.paths[1].display().to_string(), &mut |_| true).unwrap();
+    assert_eq!((pool.moves(), fast(&pool)), (moves, vec![3]));
+    assert!(contents(&file(&pool)) == bytes);
+}
+
+#[test]
+fn columns_are_kept_by_moves() {
+    let slab_bytes = SLAB + 4096;
+    let fast_bytes = MIB + 4096 + 24 * slab_bytes;
+    let bench = Bench::new(&[fast_bytes, fast_bytes, 16 * MIB, 16 * MIB]);
+    let classes = [Class::Ssd, Class::Ssd, Class::Hdd, Class::Hdd];
+    let member = |(path, class): (&PathBuf, Class)| NewMember { path: path.clone(), class };
+    let members: Vec<NewMember> = bench.paths.iter().zip(classes).map(member).collect();
+    let options = PoolCreateOptions { slab_bytes: SLAB, copies: Some(1), ..PoolCreateOptions::default() };
+    Pool::create("vault", &members, &options).unwrap();
+    let pool = bench.open();
+    pool.create_file("disk", NewFile { len_bytes: 4 * MIB, copies: 1, columns: 2, tier: Tier::Slow }).unwrap();
+    for slab in 0..16 {
+        file(&pool).write_at(&[slab as u8 + 1; SLAB as usize], slab * SLAB).unwrap();
+    }
+    let on = || -> Vec<u8> {
+        let state = pool.file_named("disk").unwrap();
+        let found = state.table.mapped(0..16).flat_map(|(_, entry)| entry.load().copies());
+        found.flatten().map(|copy| copy.member).collect()
+    };
+    for tier in [Tier::Slow, Tier::Fast, Tier::Slow] {
+        pool.pin_file("disk", tier).unwrap();
+        pool.optimize(false, &mut |_| true).unwrap();
+        let on = on();
+        assert!(on.iter().all(|&member| (member < 2) == (tier == Tier::Fast)), "{on:?}");
+        assert!(on.windows(2).all(|two| two[0] != two[1]), "{tier:?}: {on:?}");
+    }
+}
+
+#[test]
+fn several_ticks_at_once_move_each_slab_once() {
+    let (bench, pool, bytes) = tiered(12, Tier::Slow);
+    pool.pin_file("disk", Tier::Any).unwrap();
+    let disk = file(&pool);
+    for round in 0..6 {
+        (0..10).for_each(|index| disk.file.heat.add((round * 5 + index) % 32, 1000 * (round + 1)));
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    (0..4).for_each(|_| pool.optimize_round());
+                    pool.tick().unwrap();
+                });
+            }
+        });
+        let held = pool.status().disks.unwrap().iter().map(|disk| disk.mapped_bytes).sum::<u64>();
+        assert_eq!(held, 8 * MIB);
+    }
+    assert!(contents(&disk) == bytes);
+    let free = pool.status().room.unwrap().free_bytes;
+    drop((disk, pool));
+    let pool = bench.open();
+    assert_eq!(pool.status().room.unwrap().free_bytes, free, "no slab was lost");
+    assert!(contents(&file(&pool)) == bytes && pool.warnings().is_empty());
 }
 
 #[test]

@@ -168,7 +168,7 @@ impl Pool {
     }
 
     /// A round of [`Pool::tick`]: moves the slabs that differ most from the plan.
-    pub(super) fn optimize_round(&self) {
+    pub(crate) fn optimize_round(&self) {
         let slabs = self.heats();
         let found = plan(&slabs, self.fast_room(&slabs));
         let started = Instant::now();

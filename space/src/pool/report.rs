@@ -176,14 +176,16 @@ impl Pool {
         if self.heat_loaded.swap(true, Ordering::AcqRel) {
             return;
         }
-        // Without it only the heat of this session counts.
+        // Without them only this session counts. Each is of use without the other.
         if let Err(error) = self.read_heat() {
             tracing::warn!("pool {}: heat of earlier sessions is not used: {error}", self.name);
+        }
+        if let Err(error) = self.read_moves() {
+            tracing::warn!("pool {}: moves of earlier sessions are not shown: {error}", self.name);
         }
     }
 
     fn read_heat(self: &Arc<Self>) -> io::Result<()> {
-        self.read_moves()?;
         for row in self.read_table(HEAT, MAGIC, ROW_BYTES)? {
             let (file, index) = (u32_at(&row, 0), u32_at(&row, 4));
             if let Some(file) = self.file(file).filter(|file| file.table.get(index).is_some()) {
