@@ -1,14 +1,16 @@
 //! The write-back cache: what enters it, what is read from it, and what is left after a crash.
 
 use crate::{
-    Class, NewFile, NewMember, Pool, PoolCreateOptions, Tier,
+    Class, NewFile, NewMember, Pool, PoolCreateOptions, PoolOptions, Tier,
     tests::{Bench, MIB, SLAB, contents, disk, file},
 };
-use diskwright_store::{FileRange, Store, Zeroing};
+use diskwright_store::{FileRange, Store, StoreLimit, Zeroing};
 use std::{
     fs,
     path::{Path, PathBuf},
     sync::Arc,
+    thread,
+    time::{Duration, Instant},
 };
 
 const BLOCK: u64 = 4096;
@@ -107,7 +109,7 @@ fn what_was_flushed_is_there_after_a_crash() {
         assert!(contents(&file(&pool)) == bytes && used(&pool).1 == 0);
         drop(pool);
         assert!(contents(&file(&crashed.open())) == bytes);
-        assert!(contents(&file(&crashed.open_with(&crate::PoolOptions::default()).unwrap())) == bytes);
+        assert!(contents(&file(&crashed.open_with(&PoolOptions::default()).unwrap())) == bytes);
     }
     // A write that is durable by itself needs no flush.
     queue.write(9 * BLOCK, &[8; BLOCK as usize], true).unwrap();
@@ -385,5 +387,40 @@ fn a_slab_that_has_moved_to_the_fast_members_leaves_the_log() {
     for (at, byte) in [(0, 0xb1), (1, 0xb2), (2, 0xb3)] {
         bytes[(at * BLOCK) as usize..][..BLOCK as usize].fill(byte);
     }
+    assert!(contents(&file(&pool)) == bytes);
+}
+
+/// The worker of the cache destages for minutes where members are slow.
+#[test]
+fn a_pool_that_is_dropped_is_soon_closed() {
+    let (bench, pool, mut bytes) = cached();
+    drop(pool);
+    let slow = StoreLimit { iops: 4, latency: Duration::from_millis(1) };
+    let limits = bench.paths[2..].iter().map(|path| (path.clone(), slow)).collect();
+    let options = PoolOptions { writable: true, limits, ..PoolOptions::default() };
+    let pool = Arc::new(Pool::open(&bench.paths, &options).unwrap());
+    pool.start_own_work();
+    let mut queue = disk(&file(&pool));
+    // So much that the worker has to destage: one block in each slab, and some more.
+    let blocks = DISK_BYTES / BLOCK;
+    let half = (4 * MIB / BLOCK) / 2 + 64;
+    for at in (0..blocks).map(|number| number * 37 % blocks).take(half as usize) {
+        queue.write(at * BLOCK, &[at as u8; BLOCK as usize], false).unwrap();
+        bytes[(at * BLOCK) as usize..][..BLOCK as usize].fill(at as u8);
+    }
+    queue.flush().unwrap();
+    thread::sleep(Duration::from_millis(700));
+    let is_at_work = used(&pool).1 > 0;
+    drop((queue, pool));
+    let begun = Instant::now();
+    let pool = loop {
+        match Pool::open(&bench.paths, &PoolOptions { writable: true, ..PoolOptions::default() }) {
+            Ok(pool) => break Arc::new(pool),
+            Err(error) => assert!(begun.elapsed() < Duration::from_secs(10), "{error}"),
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
+    assert!(is_at_work && contents(&file(&pool)) == bytes);
+    empty(&pool);
     assert!(contents(&file(&pool)) == bytes);
 }

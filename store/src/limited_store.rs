@@ -50,6 +50,7 @@ pub struct LimitedStore {
     inner: Arc<dyn Store>,
     shared: Arc<Shared>,
     lane: Arc<LimitedLane>,
+    threads: Vec<thread::JoinHandle<()>>,
 }
 
 /// What the lane, its threads and the blocking methods share.
@@ -128,14 +129,14 @@ impl LimitedStore {
         });
         let silent = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let lane = Arc::new(LimitedLane { shared: Arc::clone(&shared), silent });
-        let store = Self { inner, shared, lane };
+        let mut store = Self { inner, shared, lane, threads: Vec::new() };
         for _ in 0..THREADS {
             let (shared, inner) = (Arc::clone(&store.shared), Arc::clone(&store.inner));
-            thread::Builder::new().name("limited".into()).spawn(move || {
+            store.threads.push(thread::Builder::new().name("limited".into()).spawn(move || {
                 while let Some((op, loan)) = shared.next() {
                     carry_out(&*inner, op, loan);
                 }
-            })?;
+            })?);
         }
         Ok(store)
     }
@@ -143,9 +144,14 @@ impl LimitedStore {
 
 impl Drop for LimitedStore {
     fn drop(&mut self) {
-        // What waits is carried out first.
+        // What waits is carried out first. Then nothing but the caller has the store below, and its
+        // lock ends with it.
         self.shared.lock().is_closed = true;
         self.shared.changed.notify_all();
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has dropped its loans.
+            let _ = thread.join();
+        }
     }
 }
 

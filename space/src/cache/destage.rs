@@ -48,15 +48,26 @@ const OLD: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// A round of destaging.
-struct Round {
+struct Round<'a> {
     oldest: Oldest,
+    goes_on: &'a (dyn Fn() -> bool + Sync),
+    /// It was stopped, so something may have been left out.
+    is_cut: AtomicBool,
     /// Old blocks that were written to where they belong.
     destaged: AtomicU64,
     /// Whether all blocks of the slabs were, not only the old ones.
     is_whole: AtomicBool,
 }
 
-impl Round {
+impl Round<'_> {
+    /// Whether to stop. Once it was said, it stays.
+    fn is_over(&self) -> bool {
+        if !self.is_cut.load(Ordering::Relaxed) && !(self.goes_on)() {
+            self.is_cut.store(true, Ordering::Relaxed);
+        }
+        self.is_cut.load(Ordering::Relaxed)
+    }
+
     /// Lets writers have as many blocks as the end of the round will free, evenly.
     fn grant(&self, cache: &Cache, run: &[(u16, Live)]) {
         let old = run.iter().filter(|(_, live)| live.position < self.oldest.limit).count() as u64;
@@ -74,6 +85,11 @@ impl Pool {
     /// # Errors
     /// A member's error. What could not be written stays in the cache.
     pub fn destage(&self, blocks: u64) -> io::Result<bool> {
+        self.destage_while(blocks, &|| true)
+    }
+
+    /// As [`Pool::destage`]. Stops when `goes_on` says no: then no room was made.
+    fn destage_while(&self, blocks: u64, goes_on: &(dyn Fn() -> bool + Sync)) -> io::Result<bool> {
         let Some(cache) = self.cache() else { return Ok(false) };
         let _one = lock(&cache.destaging);
         cache.flush(self)?;
@@ -84,7 +100,8 @@ impl Pool {
         let Some(oldest) = oldest else { return Ok(false) };
         let slabs = self.by_address(&oldest);
         self.make_all_dirty(&slabs)?;
-        let round = Round { oldest, destaged: AtomicU64::new(0), is_whole: AtomicBool::new(true) };
+        let (destaged, is_whole, is_cut) = (AtomicU64::new(0), AtomicBool::new(true), AtomicBool::new(false));
+        let round = Round { oldest, goes_on, is_cut, destaged, is_whole };
         let next = AtomicUsize::new(0);
         let work = || -> io::Result<()> {
             while let Some(&key) = slabs.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -99,6 +116,9 @@ impl Pool {
             let panicked = |_| Err(io::Error::other("internal error: a thread that empties the cache panicked"));
             others.into_iter().map(|other| other.join().unwrap_or_else(panicked)).fold(first, io::Result::and)
         })?;
+        if round.is_cut.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
         self.sync_members()?;
         let (anchor, place) = {
             let inner = cache.inner();
@@ -197,7 +217,10 @@ impl Pool {
         last.map_or(Ok(()), |ticket| self.wait(ticket))
     }
 
-    fn destage_slab(&self, cache: &Cache, key: SlabKey, round: &Round) -> io::Result<()> {
+    fn destage_slab(&self, cache: &Cache, key: SlabKey, round: &Round<'_>) -> io::Result<()> {
+        if round.is_over() {
+            return Ok(());
+        }
         let file = self.file(key.0);
         // Its slabs must not become another file's while they are written.
         let Some((file, _kept)) = file.as_ref().and_then(|file| Some((file, self.keep(file)?))) else {
@@ -226,7 +249,7 @@ impl Pool {
         file: &FileState,
         index: u32,
         live: &[(u16, Live)],
-        round: Option<&Round>,
+        round: Option<&Round<'_>>,
     ) -> io::Result<()> {
         let key = (file.number, index);
         if file.table.entry(index).load().state().is_none() {
@@ -236,6 +259,9 @@ impl Pool {
         }
         let follows = |one: &(u16, Live), next: &(u16, Live)| one.0 + 1 == next.0;
         for run in live.chunk_by(follows) {
+            if round.is_some_and(Round::is_over) {
+                break;
+            }
             let mut bytes = vec![0; run.len() * BLOCK_BYTES];
             let mut good = Vec::new();
             for ((block, live), buf) in run.iter().zip(bytes.chunks_mut(BLOCK_BYTES)) {
@@ -382,7 +408,8 @@ fn work(cache: &Cache, weak: &Weak<Pool>) {
             tracing::debug!("the log of the cache: {error}");
         }
         while cache.is_due(&pool) {
-            match pool.destage(cache.chunk()) {
+            // A pool that nobody else has is to be closed, perhaps to be opened again.
+            match pool.destage_while(cache.chunk(), &|| weak.strong_count() > 1) {
                 Ok(true) => {}
                 Ok(false) => {
                     // Who waits waits for transfers under way.

@@ -23,7 +23,7 @@ use diskwright_format::space::{
     MEMBERS_MAX, slabs_of,
     superblock::{MemberState, Superblock},
 };
-use diskwright_store::{CacheMode, Files, LimitedStore, LockMode, OpenOptions, Store, StoreLimit};
+use diskwright_store::{CacheMode, Files, LimitedStore, LockMode, OpenError, OpenOptions, Store, StoreLimit};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     path::{Path, PathBuf},
@@ -31,7 +31,12 @@ use std::{
         Arc, Condvar, Mutex, OnceLock, RwLock,
         atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
     },
+    thread,
+    time::{Duration, Instant},
 };
+
+/// Between two tries of an open that waits.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// How a pool is opened.
 #[derive(Debug, Clone, Default)]
@@ -72,6 +77,23 @@ struct Found {
 }
 
 impl Pool {
+    /// As [`Pool::open`]. Waits for `patience` if another program has a member, or an own thread of
+    /// a pool that was just dropped.
+    ///
+    /// # Errors
+    /// See [`SpaceError`].
+    pub fn open_within(paths: &[PathBuf], options: &PoolOptions, patience: Duration) -> Result<Self> {
+        let begun = Instant::now();
+        loop {
+            match Self::open(paths, options) {
+                Err(SpaceError::Open(OpenError::Locked { .. })) if begun.elapsed() < patience => {
+                    thread::sleep(PAUSE);
+                }
+                result => return result,
+            }
+        }
+    }
+
     /// Opens a pool from its members. Paths that do not exist count as missing members.
     ///
     /// # Errors
@@ -310,7 +332,7 @@ fn find(paths: &[PathBuf], options: &PoolOptions) -> Result<Found> {
         match read {
             Ok(member) => found.members.push(member),
             // Somebody uses the pool: it must not be opened without this member.
-            Err(SpaceError::Open(error @ diskwright_store::OpenError::Locked { .. })) => return Err(error.into()),
+            Err(SpaceError::Open(error @ OpenError::Locked { .. })) => return Err(error.into()),
             Err(error) => {
                 found.absent.push(error.to_string());
                 first_error.get_or_insert(error);

@@ -7,15 +7,13 @@ use crate::{
     targets::open_target,
 };
 use diskwright_load::OpenTarget;
-use diskwright_space::{Class, NewFile, NewMember, PATIENCE, Pool, PoolCreateOptions, PoolOptions, SpaceError, Tier};
-use diskwright_store::{BlockDevice, CacheMode, LockMode, OpenError, RawDevice, StoreLimit};
+use diskwright_space::{Class, NewFile, NewMember, PATIENCE, Pool, PoolCreateOptions, PoolOptions, Tier};
+use diskwright_store::{BlockDevice, CacheMode, LockMode, RawDevice, StoreLimit};
 use std::{
     fs::File,
     io,
     path::{Path, PathBuf},
     sync::Arc,
-    thread,
-    time::{Duration, Instant},
 };
 
 const POOL: &str = "study";
@@ -114,16 +112,7 @@ impl Members {
     fn open_with(&self, limits: &[(PathBuf, StoreLimit)]) -> Result<Arc<Pool>> {
         let options =
             PoolOptions { writable: true, cache: CacheMode::Direct, limits: limits.to_vec(), ..PoolOptions::default() };
-        let begun = Instant::now();
-        loop {
-            match Pool::open(&self.paths, &options) {
-                // The threads of a limited member may still end; until then they have it open.
-                Err(SpaceError::Open(OpenError::Locked { .. })) if begun.elapsed() < PATIENCE => {
-                    thread::sleep(Duration::from_millis(10));
-                }
-                result => return result.map(Arc::new).map_err(pool_error),
-            }
-        }
+        Pool::open_within(&self.paths, &options, PATIENCE).map(Arc::new).map_err(pool_error)
     }
 
     /// Opens the pool at the speed that its members should have. It moves nothing by itself.

@@ -3,7 +3,7 @@
 use super::{failed, files};
 use diskwright_lab::{LabError, Result, targets::open_target};
 use diskwright_load::OpenTarget;
-use diskwright_space::{Class, NewFile, NewMember, Pool, PoolCreateOptions, PoolOptions, Tier};
+use diskwright_space::{Class, NewFile, NewMember, PATIENCE, Pool, PoolCreateOptions, PoolOptions, Tier};
 use diskwright_store::{BlockDevice, CacheMode, FileRange, LockMode, RawDevice, Store, StoreLimit};
 use std::{
     io,
@@ -58,7 +58,7 @@ impl Tiered {
     pub(super) fn open(&self, limits: Option<[StoreLimit; 2]>) -> Result<Arc<Pool>> {
         let limits = self.paths.iter().cloned().zip(limits.into_iter().flatten()).collect();
         let options = PoolOptions { writable: true, cache: CacheMode::Direct, limits, ..PoolOptions::default() };
-        Pool::open(&self.paths, &options).map(Arc::new).map_err(failed)
+        Pool::open_within(&self.paths, &options, PATIENCE).map(Arc::new).map_err(failed)
     }
 }
 
