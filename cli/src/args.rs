@@ -96,6 +96,8 @@ commands! {
     Reconnect(commands::reconnect::ReconnectArgs),
     /// Keep disks in a pool of files and devices, in one, two or three copies.
     Space(commands::space::SpaceArgs),
+    /// What is kept here of images in S3 and on web servers: list, drop, prefetch.
+    Cache(commands::cache::CacheArgs),
     /// Copy what can still be read of a damaged image into a new one.
     Rescue(commands::rescue::RescueArgs),
     /// Give a disk another size.

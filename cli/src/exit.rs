@@ -31,8 +31,10 @@ use diskwright_disk::DiskError;
 use diskwright_image::ImageError;
 use diskwright_lab::LabError;
 use diskwright_load::LoadError;
+use diskwright_object::ObjectError;
 use diskwright_serve::attach::AttachError;
 use diskwright_space::SpaceError;
+use diskwright_store::ErrorCode;
 use std::{fmt, io, path::Path};
 
 /// Done; same; sound.
@@ -176,6 +178,15 @@ impl From<SpaceError> for Failure {
             SpaceError::Stopped { .. } => Self::Stopped,
             SpaceError::Usage { .. } | SpaceError::BadName { .. } => Self::usage(error.to_string()),
             other => Self::new(other.to_string()),
+        }
+    }
+}
+
+impl From<ObjectError> for Failure {
+    fn from(error: ObjectError) -> Self {
+        match error.code() {
+            ErrorCode::InvalidInput => Self::usage(error.to_string()),
+            _ => Self::new(error.to_string()),
         }
     }
 }

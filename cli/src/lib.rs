@@ -70,6 +70,7 @@ pub use options::{EngineArg, GlobalOptions};
 use args::{Cli, Command, command_line};
 use clap::error::{ContextKind, ContextValue};
 use context::print_message;
+use diskwright_object::ObjectFiles;
 use diskwright_space::Spaces;
 use std::{ffi::OsString, io::Write, process::ExitCode};
 
@@ -94,10 +95,12 @@ pub fn conduct(global: GlobalOptions, codes: Codes, command: impl FnOnce(&mut Co
     let signals = signals::Signals::install();
     let mut context = Context::new(global, signals);
     Spaces::install();
+    ObjectFiles::install();
     let outcome = command(&mut context).and_then(|code| {
         context.out.flush()?;
         Ok(code)
     });
+    ObjectFiles::of_process().settle();
     // Also after a failure: what was written before it stays.
     let closed = Spaces::of_user().close().map_err(|error| Failure::doing("cannot close the space", error));
     let outcome = outcome.and_then(|code| closed.map(|()| code));
@@ -126,6 +129,7 @@ fn dispatch(context: &mut Context, command: &Command) -> Outcome {
         Command::Diff(args) => commands::diff::run(context, args),
         Command::Snapshot(args) => commands::snapshot::run(context, args),
         Command::Space(args) => commands::space::run(context, args),
+        Command::Cache(args) => commands::cache::run(context, args),
         Command::Track(args) => commands::track::run(context, args),
         Command::Clone(args) => commands::clone::run(context, args),
         Command::Merge(args) => commands::merge::run(context, args),

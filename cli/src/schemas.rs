@@ -10,8 +10,8 @@
 
 use crate::{
     commands::{
-        attach, attached, check, clone, compact, compare, convert, create, detach, diff, info, io, lab, map, merge,
-        move_, partitions, reconnect, rescue, resize, serve, serve_ctl, snapshot, space, track,
+        attach, attached, cache, check, clone, compact, compare, convert, create, detach, diff, info, io, lab, map,
+        merge, move_, partitions, reconnect, rescue, resize, serve, serve_ctl, snapshot, space, track,
     },
     export::ExportReport,
     json::Document,
@@ -125,6 +125,7 @@ fn all() -> Vec<Named> {
         of::<serve_ctl::DiskChangeReport>(),
         of::<serve_ctl::Listing>(),
         of::<snapshot::Listing>(),
+        of::<cache::Report>(),
         of::<space::Report>(),
         of::<space::ScrubReport>(),
         of::<space::OptimizeReport>(),

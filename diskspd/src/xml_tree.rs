@@ -5,7 +5,7 @@
 
 use super::profile_error::ProfileError;
 use quick_xml::{
-    Reader,
+    Reader, XmlVersion,
     escape::resolve_predefined_entity,
     events::{BytesRef, BytesStart, Event},
 };
@@ -98,7 +98,8 @@ fn element(start: &BytesStart<'_>, line: usize) -> Result<Element, ProfileError>
     for attribute in start.attributes() {
         let unreadable = |found: String| wrong(line, format!("<{name}> with {found}"), "well-formed XML");
         let attribute = attribute.map_err(|error| unreadable(error.to_string()))?;
-        let value = attribute.unescape_value().map_err(|error| unreadable(error.to_string()))?;
+        let value =
+            attribute.normalized_value(XmlVersion::Implicit1_0).map_err(|error| unreadable(error.to_string()))?;
         attributes.push((String::from_utf8_lossy(attribute.key.as_ref()).into_owned(), value.into_owned()));
     }
     Ok(Element { name, line, attributes, text: String::new(), children: Vec::new() })

@@ -168,6 +168,9 @@ pub use diskwright_image::{
 pub use diskwright_iscsi::{ClientError as IscsiError, IscsiDevice, IscsiUri};
 pub use diskwright_nbd::{ClientError, NbdDevice, NbdUri};
 pub use diskwright_nvme::{ClientError as NvmeError, NvmeDevice, NvmeUri};
+/// Objects in S3 and on web servers. `object::ObjectFiles::install()` makes names such as
+/// `s3://BUCKET/KEY` work in all functions that only read a disk.
+pub use diskwright_object as object;
 /// Pools of members. `space::Spaces::install()` makes names such as `space://POOL/NAME` work in all
 /// functions that take the path of a disk.
 pub use diskwright_space as space;

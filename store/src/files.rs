@@ -144,6 +144,12 @@ impl Files {
         scheme_of(path).is_some()
     }
 
+    /// Whether both names begin with one scheme, or both with none.
+    pub fn have_one_scheme(one: &Path, other: &Path) -> bool {
+        let scheme = |path: &Path| scheme_of(path).map(|(scheme, _)| scheme);
+        scheme(one) == scheme(other)
+    }
+
     /// A handle to `system`.
     pub fn new(system: Arc<dyn FileSystem>) -> Self {
         Self(system)
@@ -185,8 +191,7 @@ impl ByScheme {
 
     /// As [`ByScheme::on`], for two paths, which must be of the same file system.
     fn on_both(one: &Path, other: &Path, act: impl FnOnce(&dyn FileSystem) -> io::Result<()>) -> io::Result<()> {
-        let scheme = |path: &Path| scheme_of(path).map(|(scheme, _)| scheme);
-        if scheme(one) != scheme(other) {
+        if !Files::have_one_scheme(one, other) {
             return Err(io::ErrorKind::CrossesDevices.into());
         }
         Self::on(one, act)

@@ -2,18 +2,20 @@
 //!
 //! ```text
 //!   part of a request ─▶ Placement::place ─┬─▶ a part for each copy, in the member's file
-//!                                          └─▶ no copy: the store's own methods, in the pool
+//!                                          └─▶ no copy: the store's lane (a read, if it has one),
+//!                                              or its own methods, in the pool
 //!   start of a write   ─▶ Placement::note, if it was asked for
 //!   end of a read      ─▶ Placement::is_intact, if it was asked for
 //!   end of such a part ─▶ Placement::release ─ failed ─▶ the store's own methods repeat it
 //!   sync               ─▶ Placement::unsynced ─▶ a sync of each of these members
 //! ```
 //!
-//! A store with a placement (a file of a space) has neither a data file nor a lane. The engine asks
+//! A store with a placement (a file of a space, a cached object) has no data file. The engine asks
 //! it for every transfer, and moves the bytes between the caller's memory and the members' files
 //! directly. Everything that is rare is left to the store's blocking methods: the first write to a
 //! range, zeroing, and whatever failed. A store therefore has one place where failures of members
-//! are handled.
+//! are handled. A store whose bytes may be far away has a lane too, which carries out the reads
+//! that have no copy or have failed.
 //!
 //! Invariant: between [`Placement::place`] and [`Placement::release`] the bytes stay where they
 //! are, so no part reads or writes a range that belongs to something else by then. The hold of a

@@ -6,8 +6,8 @@
 //!
 //! ```text
 //! data_file()      a file: the engine's ring reads and writes it
-//! lane()           no file, but asynchronous completions: the ring polls the lane's descriptor
 //! placement()      the files of other stores; see `placement`
+//! lane()           no file, but asynchronous completions: the ring polls the lane's descriptor
 //! never_blocks()   neither, but methods that never wait (memory): called where the part is started
 //! none of them     the methods below, called by a thread of the pool
 //! ```
@@ -136,7 +136,8 @@ pub trait Store: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Where the bytes lie in the files of other stores, for a store without a data file or lane.
+    /// Where the bytes lie in the files of other stores, for a store without a data file. What has
+    /// no place there is read through the lane, if there is one.
     fn placement(&self) -> Option<&dyn Placement> {
         None
     }

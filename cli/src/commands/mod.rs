@@ -2,6 +2,7 @@
 
 pub mod attach;
 pub mod attached;
+pub mod cache;
 pub mod check;
 pub mod clone;
 pub mod compact;

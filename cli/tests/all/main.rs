@@ -53,6 +53,7 @@ mod map;
 mod mounted_life;
 mod moving;
 mod nbd;
+mod objects;
 mod partitions;
 mod qcow2;
 mod readme;

@@ -76,6 +76,7 @@ fn the_tour_prints_what_the_readme_shows() {
 /// What must be there before a command of the README can be typed, as lines of a shell. A command
 /// of the README that has no row here fails the test.
 const BEFORE: &[(&str, &[&str])] = &[
+    ("diskwright cache list", &[]),
     ("diskwright track start vm.vhdx monday", &["diskwright create vm.vhdx --size 64M"]),
     ("diskwright space create vault --member a.img --member b.img", &["truncate -s 64M a.img b.img"]),
     (
@@ -150,6 +151,9 @@ const WITH_PARTITIONS: &[&str] = &[
     "diskwright convert disk.raw disk.vhdx",
 ];
 
+/// The command that needs a bucket.
+pub const OF_A_BUCKET: &str = "diskwright create vm.vhdx --parent s3://golden/debian.vhdx";
+
 /// A command with its folders below the one where it is typed.
 fn here(command: &str) -> String {
     [" /mnt/", " /images", "unix:/run/", "socket=/run/"]
@@ -184,7 +188,9 @@ fn every_command_of_the_tasks_does_what_it_says() {
     let commands = commands_in_text();
     assert!(commands.len() > 15, "{commands:?}");
     for command in commands {
-        if command.starts_with("diskwright completions") || command.starts_with("diskwright lab") {
+        let is_elsewhere = ["diskwright completions", "diskwright lab"].iter().any(|start| command.starts_with(start));
+        // `objects.rs` has a bucket.
+        if is_elsewhere || command == OF_A_BUCKET {
             continue;
         }
         let (_, before) =

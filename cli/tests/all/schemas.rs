@@ -40,6 +40,7 @@ const LINES: &[&str] = &[
     "space optimize vault --dry-run",
     "space report vault",
     "attached",
+    "cache list",
     "serve-ctl list",
     "lab profiles",
     "lab profiles vhd-applications",

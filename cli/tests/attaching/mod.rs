@@ -134,6 +134,7 @@ impl Place {
         command
             .current_dir(&self.root)
             .env("DISKWRIGHT_SPACES", self.path(".spaces"))
+            .env("DISKWRIGHT_CACHE", self.path(".cache"))
             .env("DISKWRIGHT_RUN_DIR", self.path("run"))
             .stdin(Stdio::null());
         command

@@ -85,6 +85,8 @@ impl Workshop {
         command.env("DISKWRIGHT_PROGRESS", "steps");
         // Its own pools.
         command.env("DISKWRIGHT_SPACES", self.path(".spaces"));
+        // Its own cache.
+        command.env("DISKWRIGHT_CACHE", self.path(".cache"));
         command
     }
 
@@ -173,7 +175,7 @@ pub fn without_summary(mut result: serde_json::Value) -> serde_json::Value {
     result
 }
 
-fn words(line: &str) -> Vec<String> {
+pub fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None::<char>);
     for c in line.chars() {
         match quote {

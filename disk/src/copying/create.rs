@@ -395,12 +395,19 @@ pub(crate) fn link_to(
             )
         })
     };
-    let relative = text(&relative_path(dir_real, parent_real))?;
-    let relative = if relative.starts_with("..") { relative } else { format!(".\\{relative}") };
+    // From a folder of this machine no relative path leads to a server or a space.
+    let is_elsewhere = Files::has_scheme(parent_real) && !Files::have_one_scheme(parent_real, dir_real);
+    let relative = if is_elsewhere { None } else { Some(text(&relative_path(dir_real, parent_real))?) };
+    let relative =
+        relative.map(|relative| if relative.starts_with("..") { relative } else { format!(".\\{relative}") });
+    let absolute = match parent_real.to_str() {
+        Some(name) if is_elsewhere => name.to_owned(),
+        _ => text(parent_real)?,
+    };
     Ok(ParentLink {
-        relative_path: Some(relative),
+        relative_path: relative,
         volume_path: None,
-        absolute_path: Some(text(parent_real)?),
+        absolute_path: Some(absolute),
         file_id: info.disk_id.filter(|_| info.format.driver().child_names_file_id),
         name: parent_real.file_name().map(|name| name.to_string_lossy().into_owned()),
         linkage: info.linkage_id.filter(|_| format.driver().identities != Identities::None),

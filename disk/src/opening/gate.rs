@@ -144,7 +144,8 @@ pub(crate) fn refuse_several(child: &Path, link: &ParentLink, candidates: &[Cand
 /// The path of a further file that the image at `image` (without symbolic links) names.
 fn named_file(image: &Path, name: &str, drives: &[(char, PathBuf)]) -> Option<PathBuf> {
     let dir = image.parent().unwrap_or(Path::new("/"));
-    let is_absolute = name.starts_with(['/', '\\']) || name.as_bytes().get(1) == Some(&b':');
+    let is_absolute =
+        name.starts_with(['/', '\\']) || name.as_bytes().get(1) == Some(&b':') || Files::has_scheme(Path::new(name));
     if is_absolute { absolute_here(name, drives) } else { Some(dir.join(slashed(name))) }
 }
 
@@ -170,8 +171,12 @@ fn slashed(path: &str) -> String {
     path.replace('\\', "/")
 }
 
-/// Converts a Windows or Unix absolute path to a path of this system; `None` if that is impossible.
+/// Converts a Windows or Unix absolute path, or a name with a scheme, to a path of this system;
+/// `None` if that is impossible.
 fn absolute_here(path: &str, drives: &[(char, PathBuf)]) -> Option<PathBuf> {
+    if Files::has_scheme(Path::new(path)) {
+        return Some(PathBuf::from(path));
+    }
     // Windows writes `\\?\` before a drive letter.
     let slashed =
         slashed(path.strip_prefix(r"\\?\").filter(|rest| rest.as_bytes().get(1) == Some(&b':')).unwrap_or(path));

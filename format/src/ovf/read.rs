@@ -6,7 +6,7 @@
 
 use super::{OVF_ITEMS_MAX, OVF_MAX_BYTES, OvfError, quoted};
 use quick_xml::{
-    Reader,
+    Reader, XmlVersion,
     escape::resolve_predefined_entity,
     events::{BytesStart, Event},
 };
@@ -192,7 +192,8 @@ impl Parser<'_> {
         for attribute in start.attributes() {
             let unreadable = |found: String| wrong(line, format!("<{name}> with {found}"), "well-formed XML");
             let attribute = attribute.map_err(|error| unreadable(error.to_string()))?;
-            let value = attribute.unescape_value().map_err(|error| unreadable(error.to_string()))?;
+            let value =
+                attribute.normalized_value(XmlVersion::Implicit1_0).map_err(|error| unreadable(error.to_string()))?;
             let key = String::from_utf8_lossy(attribute.key.as_ref()).into_owned();
             attributes.push((key, value.into_owned()));
         }

@@ -3,7 +3,8 @@
 //! ```text
 //!   carry_out_in_copies ─▶ place ─┬─▶ a part for each copy ─▶ copy_ended ─┬─▶ release
 //!                                 │                                       └─ failed: as below
-//!                                 └─▶ no copy: the store's own methods, by `carry_out_off_ring`
+//!                                 └─▶ no copy: the store's lane (a read, if it has one), or
+//!                                     its own methods, by `carry_out_off_ring`
 //! ```
 //!
 //! A read that the store wants to be compared is compared before the release. Bytes that are wrong
@@ -11,7 +12,7 @@
 //! starts.
 //!
 //! Invariant: a part of a copy is released exactly once, when its transfer has ended and before its
-//! request does. A failed one then becomes a part of the store itself, which the store's own
+//! request does. A failed one then becomes a part of the store itself, which its lane or its own
 //! methods carry out. It is not placed again, so a request ends however many members fail.
 
 #![allow(unsafe_code)]
@@ -75,7 +76,7 @@ impl Engine {
                     unsafe { memory.fill_zeros() };
                 }
             } else if copies.is_empty() {
-                self.start(Part { route: Route::Detour, ..piece });
+                self.start(Part { route: self.own_route(&piece), ..piece });
             }
             match self.place(&rest) {
                 Some(next) => placed = next,
@@ -225,11 +226,21 @@ impl Engine {
         if is_intact { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
     }
 
-    /// Carries a part out by the methods of its store, in the pool.
+    /// How a part of a store with a placement is carried out that has no copy: by the store's lane,
+    /// or by its methods in the pool.
+    fn own_route(&self, part: &Part) -> Route {
+        match self.targets[part.target as usize].lane {
+            Some(_) if part.action == Action::Read => Route::Direct,
+            _ => Route::Detour,
+        }
+    }
+
+    /// Carries a part out by its store itself.
     #[cold]
     fn by_own_methods(&mut self, index: u32) {
+        let route = self.own_route(&self.parts[index as usize]);
         let part = &mut self.parts[index as usize];
-        part.route = Route::Detour;
+        part.route = route;
         if part.action == Action::WriteAgain {
             part.action = Action::Write { durable: true };
         }

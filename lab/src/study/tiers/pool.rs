@@ -7,7 +7,7 @@ use crate::{
     targets::open_target,
 };
 use diskwright_load::OpenTarget;
-use diskwright_space::{Class, NewFile, NewMember, PATIENCE, Pool, PoolCreateOptions, PoolOptions, Tier};
+use diskwright_space::{Class, NewFile, NewMember, PATIENCE, Pool, PoolCreateOptions, PoolOptions, SpaceError, Tier};
 use diskwright_store::{BlockDevice, CacheMode, LockMode, RawDevice, StoreLimit};
 use std::{
     fs::File,

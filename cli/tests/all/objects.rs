@@ -1,0 +1,308 @@
+//! Golden images in a bucket and on a web server, with children on the local disk, and the cache
+//! between them.
+
+use crate::certificates;
+use crate::common::{Running, Workshop, flat};
+use diskwright_object::testing::{Fault, TestServer};
+use std::{
+    fs,
+    net::{TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A golden image, as a file and as an object with its bytes.
+fn golden(shop: &Workshop) -> Vec<u8> {
+    shop.ok("create golden.vhdx --size 64M");
+    shop.ok("io golden.vhdx -c 'write -P 7 1M 8M' -c 'write -P 9 40M 64K' -c flush");
+    fs::read(shop.path("golden.vhdx")).unwrap()
+}
+
+#[test]
+fn a_child_on_the_local_disk_of_a_golden_image_on_a_server() {
+    let (shop, server) = (Workshop::new(), TestServer::start());
+    server.put("images/golden.vhdx", golden(&shop), "\"1\"");
+    let (url, allowed) = (server.url("images/golden.vhdx"), server.url("images"));
+    shop.ok(&format!("io '{url}' -r -c 'read -P 7 1M 8M'"));
+    // The child's own word is not enough.
+    shop.ok(&format!("create child.vhdx --parent '{url}'"));
+    let error = flat(&shop.fails(1, "io child.vhdx -c 'read 1M 4K'"));
+    assert!(error.contains(&format!("--allow-parent-dir {allowed}")), "{error}");
+    let with = format!("--allow-parent-dir '{allowed}'");
+    let shown = flat(&shop.ok(&format!("info child.vhdx --chain {with}")));
+    assert!(shown.contains(&url), "{shown}");
+    shop.ok(&format!("io child.vhdx {with} -c 'read -P 7 1M 8M' -c 'write -P 5 2M 4K' -c flush"));
+    shop.ok(&format!("io child.vhdx {with} -c 'read -P 5 2M 4K' -c 'read -P 7 2052K 1M' -c 'read -P 9 40M 64K'"));
+    shop.ok(&format!("convert child.vhdx flat.qcow2 --verify {with}"));
+    shop.ok(&format!("compare child.vhdx flat.qcow2 {with}"));
+    assert_eq!(shop.run(&format!("compare '{url}' golden.vhdx")).code, Some(0));
+    // All that was needed is kept.
+    server.take_seen();
+    server.always(Some(Fault::Status(503, String::new())));
+    let opened = server.take_seen().len();
+    assert_eq!(opened, 0);
+    server.always(None);
+    shop.ok(&format!("io child.vhdx {with} -c 'read -P 7 3M 6M'"));
+    let seen = server.take_seen();
+    assert!(seen.iter().all(|seen| seen.range == Some(0..1)), "{seen:?}");
+}
+
+#[test]
+fn the_cache_is_listed_dropped_and_filled() {
+    let (shop, server) = (Workshop::new(), TestServer::start());
+    let bytes = golden(&shop);
+    server.put("golden.vhdx", bytes.clone(), "\"1\"");
+    let url = server.url("golden.vhdx");
+    let shown = flat(&shop.ok("cache list"));
+    assert!(shown.contains("0 bytes of at most 20 GiB"), "{shown}");
+    shop.ok(&format!("io '{url}' -r -c 'read -P 9 40M 64K'"));
+    let listed = shop.json("cache list");
+    let held = listed["held"].as_u64().unwrap();
+    assert!(held > 0 && held < bytes.len() as u64 && listed["objects"][0]["name"] == url.as_str(), "{listed}");
+    // What this machine needed is fetched on another one.
+    fs::write(shop.path("boot.json"), listed.to_string()).unwrap();
+    shop.ok("cache drop --everything");
+    assert_eq!(shop.json("cache list")["held"], 0);
+    shop.ok(&format!("cache prefetch '{url}' --ranges boot.json"));
+    assert_eq!(shop.json("cache list")["objects"][0]["ranges"], listed["objects"][0]["ranges"]);
+    server.take_seen();
+    shop.ok(&format!("io '{url}' -r -c 'read -P 9 40M 64K'"));
+    assert!(server.take_seen().iter().all(|seen| seen.range == Some(0..1)));
+    shop.ok(&format!("cache prefetch '{url}'"));
+    let shown = flat(&shop.ok(&format!("cache list '{url}'")));
+    assert!(shown.contains(&url) && shown.contains(" no "), "{shown}");
+    assert_eq!(shop.json("cache list")["held"], bytes.len());
+    shop.ok(&format!("cache drop '{url}'"));
+    assert_eq!(shop.json("cache list")["objects"].as_array().unwrap().len(), 0);
+    // Wrong input.
+    let error = shop.fails(1, &format!("cache prefetch '{url}' --ranges golden.vhdx"));
+    assert!(flat(&error).contains("cannot read it"), "{error}");
+    fs::write(shop.path("other.json"), "{}").unwrap();
+    let error = shop.fails(1, &format!("cache prefetch '{url}' --ranges other.json"));
+    assert!(flat(&error).contains("expected what `cache list URL --json` prints"), "{error}");
+    let error = shop.fails(2, "cache drop golden.vhdx");
+    assert!(flat(&error).contains("expected s3://BUCKET/KEY"), "{error}");
+    shop.fails(2, "cache drop");
+}
+
+#[test]
+fn what_cannot_be_done_with_an_object_is_said() {
+    let (shop, server) = (Workshop::new(), TestServer::start());
+    server.put("golden.vhdx", golden(&shop), "\"1\"");
+    let url = server.url("golden.vhdx");
+    for (line, why) in [
+        (format!("io '{url}' -c 'write 0 4K'"), "an object cannot be written in place; make a child of it"),
+        (format!("create '{}' --size 1M", server.url("new.vhdx")), "an object cannot be written in place"),
+        (format!("compact '{url}'"), "an object cannot be written in place"),
+        (format!("info '{}'", server.url("none.vhdx")), "the server has no such object (404 Not Found)"),
+        ("info http://192.0.2.1/x.vhdx".into(), "http:// is not encrypted"),
+        ("info https://user:word@".into(), "it has no host"),
+    ] {
+        let error = flat(&shop.fails(1, &line));
+        assert!(error.contains(why) && !error.contains("word"), "{line}: {error}");
+    }
+    // A file that a program changed while it lay there: the child says so, and shows nothing wrong.
+    let with = format!("--allow-parent-dir '{}'", server.url(""));
+    shop.ok(&format!("create child.vhdx --parent '{url}'"));
+    shop.ok("io golden.vhdx -c 'write -P 1 1M 4K' -c flush");
+    server.put("golden.vhdx", fs::read(shop.path("golden.vhdx")).unwrap(), "\"2\"");
+    let error = flat(&shop.fails(1, &format!("io child.vhdx {with} -c 'read 1M 4K'")));
+    assert!(error.contains("the parent was written to or replaced after the child was made"), "{error}");
+}
+
+/// A program of the system, or `None` after saying that the test is skipped.
+fn found(test: &str, program: &str) -> Option<PathBuf> {
+    let places = std::env::var_os("PATH").unwrap_or_default();
+    let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join("go/bin"));
+    // Where `./test` installs what is not in Debian.
+    let own = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("go");
+    let all = std::env::split_paths(&places).chain([PathBuf::from("/usr/sbin"), own]).chain(home);
+    let found = all.map(|place| place.join(program)).find(|path| path.exists());
+    if found.is_none() {
+        println!("skipped: {test}: {program} is not installed");
+    }
+    found
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn wait_for(port: u16) {
+    let begun = Instant::now();
+    while TcpStream::connect(("127.0.0.1", port)).is_err() {
+        assert!(begun.elapsed() < PATIENCE, "the server does not listen");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// nginx with TLS in front of a folder.
+fn nginx(shop: &Workshop, root: &Path) -> Option<(Running, u16)> {
+    let program = found("a golden image behind nginx", "nginx")?;
+    let (state, port) = (shop.path("nginx"), free_port());
+    fs::create_dir(&state).unwrap();
+    certificates::write(&state);
+    let (at, root) = (state.display(), root.display());
+    let config = format!(
+        "daemon off; master_process off; pid {at}/pid; error_log {at}/log;\nevents {{}}\nhttp {{\n  access_log {at}/access;\n  \
+         client_body_temp_path {at}/t1; proxy_temp_path {at}/t2; fastcgi_temp_path {at}/t3; uwsgi_temp_path {at}/t4; scgi_temp_path {at}/t5;\n  \
+         server {{ listen 127.0.0.1:{port} ssl; ssl_certificate {at}/server-cert.pem; ssl_certificate_key {at}/server-key.pem; root {root};\n    \
+         location /moved/ {{ return 302 /images/; }}\n    location /closed/ {{ return 403; }} }}\n}}\n"
+    );
+    fs::write(state.join("conf"), config).unwrap();
+    let mut command = Command::new(program);
+    command.arg("-c").arg(state.join("conf")).args(["-e", "stderr"]);
+    let running = Running::start(command.stdout(Stdio::null()).stderr(Stdio::null()));
+    wait_for(port);
+    Some((running, port))
+}
+
+#[test]
+fn a_golden_image_behind_nginx() {
+    let shop = Workshop::new();
+    let root = shop.path("www");
+    fs::create_dir_all(root.join("images")).unwrap();
+    let Some((mut server, port)) = nginx(&shop, &root) else { return };
+    golden(&shop);
+    fs::rename(shop.path("golden.vhdx"), root.join("images/golden image.vhdx")).unwrap();
+    let url = format!("https://localhost:{port}/images/golden%20image.vhdx");
+    let run = |line: &str, trusts: bool| {
+        let words = crate::common::words(line);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let mut command = shop.command(&words);
+        if trusts {
+            command.env("SSL_CERT_FILE", shop.path("nginx/ca-cert.pem"));
+        }
+        let output = command.env("DISKWRIGHT_HTTP_TIMEOUT", "2").output().unwrap();
+        let text = |bytes: &[u8]| flat(&String::from_utf8_lossy(bytes));
+        (output.status.success(), text(&output.stdout) + &text(&output.stderr))
+    };
+    let (ok, said) = run(&format!("io '{url}' -r -c 'read -P 7 1M 8M' -c 'read -P 9 40M 64K'"), true);
+    assert!(ok, "{said}");
+    // Its certificate is nobody's that this machine trusts.
+    let (ok, said) = run(&format!("info '{url}'"), false);
+    assert!(!ok && said.contains("certificate"), "{said}");
+    let (ok, said) = run(&format!("info 'https://localhost:{port}/closed/x.vhdx'"), true);
+    assert!(!ok && said.contains("403 Forbidden"), "{said}");
+    let (ok, said) = run(&format!("create child.vhdx --parent '{url}'"), true);
+    assert!(ok, "{said}");
+    let with = format!("--allow-parent-dir 'https://localhost:{port}/images'");
+    let (ok, said) = run(&format!("io child.vhdx {with} -c 'read -P 7 1M 8M' -c 'write -P 4 0 64K' -c flush"), true);
+    assert!(ok, "{said}");
+    // The server goes: what is kept cannot be opened without it, and that is said.
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let (ok, said) = run(&format!("io child.vhdx {with} -c 'read -P 7 1M 8M'"), true);
+    assert!(!ok && said.contains("did not send it within 2 s"), "{said}");
+}
+
+/// versitygw in front of a folder, and what its clients need.
+fn versitygw(shop: &Workshop) -> Option<(Running, Vec<(&'static str, String)>)> {
+    let program = found("a golden image in a bucket", "versitygw")?;
+    found("a golden image in a bucket", "curl")?;
+    let (data, more, port) = (shop.path("buckets"), shop.path("meta"), free_port());
+    // A folder is a bucket.
+    fs::create_dir_all(data.join("golden")).unwrap();
+    fs::create_dir_all(&more).unwrap();
+    let mut command = Command::new(program);
+    command.args([
+        "--access",
+        "AKIATEST",
+        "--secret",
+        "very-secret",
+        "--port",
+        &format!("127.0.0.1:{port}"),
+        "posix",
+        "--sidecar",
+    ]);
+    command.arg(&more).arg(&data);
+    let running = Running::start(command.stdout(Stdio::null()).stderr(fs::File::create(shop.path("gw.log")).unwrap()));
+    wait_for(port);
+    let variables = vec![
+        ("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{port}")),
+        ("AWS_ACCESS_KEY_ID", "AKIATEST".into()),
+        ("AWS_SECRET_ACCESS_KEY", "very-secret".into()),
+        ("AWS_REGION", "us-east-1".into()),
+        ("DISKWRIGHT_HTTP_TIMEOUT", "5".into()),
+        ("HOME", shop.path("home").display().to_string()),
+    ];
+    Some((running, variables))
+}
+
+#[test]
+fn a_golden_image_in_a_bucket() {
+    let shop = Workshop::new();
+    let Some((_server, variables)) = versitygw(&shop) else { return };
+    golden(&shop);
+    // Its own uploads, since a bucket needs an ETag for each object.
+    for key in ["win/2022%20base.vhdx", "debian.vhdx"] {
+        let mut upload = Command::new("curl");
+        upload.args(["-sS", "--fail", "--aws-sigv4", "aws:amz:us-east-1:s3", "--user", "AKIATEST:very-secret"]);
+        upload.args(["-H", "x-amz-content-sha256: UNSIGNED-PAYLOAD", "-T"]).arg(shop.path("golden.vhdx"));
+        let done = upload.arg(format!("{}/golden/{key}", variables[0].1)).status().unwrap();
+        assert!(done.success(), "{key}");
+    }
+    let url = "s3://golden/win/2022 base.vhdx";
+    let run = |line: &str, changed: &[(&'static str, &str)]| {
+        let words = crate::common::words(line);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let mut command = shop.command(&words);
+        command.envs(variables.iter().map(|(name, value)| (*name, value.as_str())));
+        for (name, value) in changed {
+            match value.is_empty() {
+                true => command.env_remove(name),
+                false => command.env(name, value),
+            };
+        }
+        let output = command.output().unwrap();
+        let text = |bytes: &[u8]| flat(&String::from_utf8_lossy(bytes));
+        let said = text(&output.stdout) + &text(&output.stderr);
+        assert!(!said.contains("very-secret") && !said.contains("Signature="), "{said}");
+        (output.status.success(), said)
+    };
+    let (ok, said) = run(&format!("io '{url}' -r -c 'read -P 7 1M 8M' -c 'read -P 9 40M 64K'"), &[]);
+    assert!(ok, "{said}");
+    let (ok, said) = run(&format!("create child.vhdx --parent '{url}'"), &[]);
+    assert!(ok, "{said}");
+    let (ok, said) = run("io child.vhdx --allow-parent-dir s3://golden/win -c 'read -P 7 1M 8M' -c 'write 0 64K'", &[]);
+    assert!(ok, "{said}");
+    let line = crate::readme::OF_A_BUCKET.strip_prefix("diskwright ").unwrap();
+    let (ok, said) = run(line, &[]);
+    assert!(ok, "{said}");
+    let (ok, said) = run("info vm.vhdx --chain --allow-parent-dir s3://golden", &[]);
+    assert!(ok && said.contains("s3://golden/debian.vhdx"), "{said}");
+    // The credentials of a profile.
+    let keys = [("AWS_ACCESS_KEY_ID", ""), ("AWS_SECRET_ACCESS_KEY", "")];
+    fs::create_dir_all(shop.path("home/.aws")).unwrap();
+    fs::write(
+        shop.path("home/.aws/credentials"),
+        "[lab]\naws_access_key_id = AKIATEST\naws_secret_access_key = very-secret\n",
+    )
+    .unwrap();
+    let (ok, said) = run(&format!("info '{url}'"), &[keys[0], keys[1], ("AWS_PROFILE", "lab")]);
+    assert!(ok, "{said}");
+    for (changed, name, why) in [
+        (vec![keys[0], keys[1], ("AWS_PROFILE", "none")], url, "no profile \"none\""),
+        (vec![("AWS_SECRET_ACCESS_KEY", "wrong")], url, "SignatureDoesNotMatch"),
+        (
+            vec![("AWS_ACCESS_KEY_ID", "AKIANONE")],
+            url,
+            "cannot open it: the server has no such object (404 Not Found: XAdmin",
+        ),
+        (vec![], "s3://golden/none.vhdx", "the server has no such object"),
+        (vec![], "s3://nobucket/x.vhdx", "the server has no such object"),
+        (vec![("AWS_ENDPOINT_URL", "http://192.0.2.1:9")], url, "http:// is not encrypted"),
+    ] {
+        let (ok, said) = run(&format!("info '{name}'"), &changed);
+        assert!(!ok && said.contains(why), "{changed:?} {name}: {said}");
+    }
+    // Nothing secret is on the disk.
+    for file in fs::read_dir(shop.path(".cache")).unwrap().chain(fs::read_dir(shop.path(".")).unwrap()).flatten() {
+        let bytes = fs::read(file.path()).unwrap_or_default();
+        assert!(!bytes.windows(11).any(|window| window == b"very-secret"), "{}", file.path().display());
+    }
+}

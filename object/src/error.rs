@@ -1,0 +1,161 @@
+//! Why an object cannot be read, in sentences that say what to do.
+//!
+//! No error has a secret in it: names are shown without a query, a user or a password.
+
+use diskwright_store::ErrorCode;
+use std::{io, sync::Arc};
+
+/// The result of an operation on an object.
+pub type Result<T, E = ObjectError> = std::result::Result<T, E>;
+
+/// Why an object cannot be read.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ObjectError {
+    /// The name is not that of an object.
+    #[error("{name}: {why}")]
+    BadName {
+        /// The name, without secrets.
+        name: String,
+        /// What is wrong, and what is expected.
+        why: &'static str,
+    },
+    /// Plain HTTP to another machine.
+    #[error(
+        "{name}: http:// is not encrypted, so anyone on the way could change the disk; use https://, or set DISKWRIGHT_ALLOW_HTTP=1"
+    )]
+    PlainHttp {
+        /// The name.
+        name: String,
+    },
+    /// No such object, bucket or host path.
+    #[error("{name}: the server has no such object ({said}); check the name{hint}")]
+    Missing {
+        /// The name.
+        name: String,
+        /// What the server said.
+        said: String,
+        /// More that may be wrong, as in ", and the region".
+        hint: &'static str,
+    },
+    /// The server refused the access.
+    #[error("{name}: the server refused to show it ({said}); {hint}")]
+    Denied {
+        /// The name.
+        name: String,
+        /// What the server said.
+        said: String,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// The credentials cannot be read or are incomplete.
+    #[error("{name}: no credentials can be used: {why}")]
+    Credentials {
+        /// The name.
+        name: String,
+        /// Why, and what to do.
+        why: String,
+    },
+    /// The object is another one than when it was opened.
+    #[error(
+        "{name}: the object has changed since it was opened ({found}); the disk must be opened again, and children of it made anew"
+    )]
+    Changed {
+        /// The name.
+        name: String,
+        /// What was found.
+        found: String,
+    },
+    /// The server cannot do what is needed.
+    #[error("{name}: {what}; a disk cannot be read from this server")]
+    Unsuitable {
+        /// The name.
+        name: String,
+        /// What it lacks.
+        what: String,
+    },
+    /// The server broke the protocol.
+    #[error("{name}: the server's answer is wrong: {what}; look at the server, and at proxies on the way")]
+    Wrong {
+        /// The name.
+        name: String,
+        /// What was found and what was expected.
+        what: String,
+    },
+    /// A redirect that is not followed.
+    #[error("{name}: the server leads to {to}, {why}; use the final address")]
+    Redirect {
+        /// The name.
+        name: String,
+        /// The host.
+        to: String,
+        /// Why it is not followed.
+        why: &'static str,
+    },
+    /// The server did not answer in time, however often it was asked.
+    #[error("{name}: the server did not send it within {seconds} s ({last}); look at the network and the server")]
+    Unreachable {
+        /// The name.
+        name: String,
+        /// How long was tried.
+        seconds: u64,
+        /// The last failure.
+        last: String,
+    },
+    /// A write.
+    #[error("{name}: an object cannot be written in place; make a child of it on a local disk")]
+    ReadOnly {
+        /// The name.
+        name: String,
+    },
+    /// The cache, or another local file.
+    #[error("{path}: cannot {doing}: {source}")]
+    Local {
+        /// The action, as in "read the cache".
+        doing: &'static str,
+        /// The file or folder.
+        path: String,
+        /// The system's error.
+        source: Arc<io::Error>,
+    },
+}
+
+impl ObjectError {
+    /// The system's error about a local file.
+    pub(crate) fn local(doing: &'static str, path: &std::path::Path, source: io::Error) -> Self {
+        Self::Local { doing, path: path.display().to_string(), source: Arc::new(source) }
+    }
+
+    /// Why it failed, for programs to match.
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::BadName { .. } | Self::PlainHttp { .. } => ErrorCode::InvalidInput,
+            Self::Missing { .. } => ErrorCode::NotFound,
+            Self::Denied { .. } | Self::Credentials { .. } | Self::Redirect { .. } => ErrorCode::PermissionDenied,
+            Self::Changed { .. } | Self::Wrong { .. } => ErrorCode::Protocol,
+            Self::Unsuitable { .. } => ErrorCode::Unsupported,
+            Self::Unreachable { .. } => ErrorCode::Connection,
+            Self::ReadOnly { .. } => ErrorCode::ReadOnly,
+            Self::Local { .. } => ErrorCode::Io,
+        }
+    }
+
+    /// The kind of the corresponding `io::Error`.
+    pub fn kind(&self) -> io::ErrorKind {
+        match self {
+            Self::BadName { .. } | Self::PlainHttp { .. } => io::ErrorKind::InvalidInput,
+            Self::Missing { .. } => io::ErrorKind::NotFound,
+            Self::Denied { .. } | Self::Credentials { .. } | Self::Redirect { .. } => io::ErrorKind::PermissionDenied,
+            Self::Changed { .. } | Self::Wrong { .. } => io::ErrorKind::InvalidData,
+            Self::Unsuitable { .. } => io::ErrorKind::Unsupported,
+            Self::Unreachable { .. } => io::ErrorKind::TimedOut,
+            Self::ReadOnly { .. } => io::ErrorKind::ReadOnlyFilesystem,
+            Self::Local { source, .. } => source.kind(),
+        }
+    }
+}
+
+impl From<ObjectError> for io::Error {
+    fn from(error: ObjectError) -> Self {
+        Self::new(error.kind(), error)
+    }
+}

@@ -1,0 +1,274 @@
+//! Names of objects as paths: a file system that can only be read.
+//!
+//! An object is opened once in a process, however many disks use it, so its blocks are fetched
+//! once. What is secret in a URL is remembered when it is first used. All paths that this file
+//! system returns, and so what a child records of its parent, are without it.
+
+use crate::{
+    answer::Version,
+    cache::{
+        Cache,
+        map::{Identity, OBJECT_BYTES_MAX},
+    },
+    error::{ObjectError, Result},
+    fetcher::{Ahead, Fetcher},
+    runtime,
+    settings::Settings,
+    source::Source,
+    store::{ObjectStore, numbers},
+    tries::Tries,
+    uri::{ObjectUri, Scheme, UrlSecrets},
+};
+use diskwright_store::{FileFacts, FileStore, FileSystem, Files, LockMode, OpenError, OpenOptions, Store};
+use std::{
+    collections::HashMap,
+    io,
+    ops::Range,
+    path::{Path, PathBuf},
+    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak},
+    time::{Duration, Instant},
+};
+
+/// How long the end of a program waits for the cache.
+const SETTLE: Duration = Duration::from_secs(2);
+
+/// What a prefetch asks for at once.
+const PREFETCH_BYTES: usize = 16 << 20;
+
+/// How names of objects begin.
+pub const SCHEMES: [&str; 3] = [Scheme::S3.prefix(), Scheme::Https.prefix(), Scheme::Http.prefix()];
+
+/// What is shared by all stores of a version of an object.
+type Open = (Identity, Weak<Fetcher>);
+
+#[derive(Debug, Default)]
+struct Known {
+    secrets: HashMap<String, UrlSecrets>,
+    open: Vec<Open>,
+    cache: Option<(Settings, Option<Arc<Cache>>)>,
+}
+
+/// Objects as a file system; see the module documentation.
+#[derive(Debug)]
+pub struct ObjectFiles {
+    settings: Option<Settings>,
+    known: Mutex<Known>,
+}
+
+impl ObjectFiles {
+    /// Objects, with the settings of the environment at each open, or with these.
+    pub fn new(settings: Option<Settings>) -> Self {
+        Self { settings, known: Mutex::default() }
+    }
+
+    /// The objects of this process, with the settings of its environment.
+    pub fn of_process() -> &'static Arc<Self> {
+        static OBJECTS: LazyLock<Arc<ObjectFiles>> = LazyLock::new(|| Arc::new(ObjectFiles::new(None)));
+        &OBJECTS
+    }
+
+    /// Makes the names of objects work in all file functions of the process.
+    pub fn install() {
+        for scheme in SCHEMES {
+            Files::add_scheme(scheme, Files::new(Self::of_process().clone()));
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn settings(&self) -> Result<Settings> {
+        self.settings.clone().map_or_else(Settings::of_environment, Ok)
+    }
+
+    /// The name with its secrets, if they are known.
+    fn uri(&self, path: &Path) -> Result<ObjectUri> {
+        let uri = ObjectUri::parse(path)?;
+        let name = uri.name();
+        let mut known = self.known();
+        if uri.secrets().is_empty() {
+            return Ok(match known.secrets.get(&name) {
+                Some(secrets) => uri.with_secrets(secrets.clone()),
+                None => uri,
+            });
+        }
+        known.secrets.insert(name, uri.secrets().clone());
+        Ok(uri)
+    }
+
+    /// The cache of these settings. Without one blocks are fetched and not kept.
+    fn cache(&self, settings: &Settings) -> Option<Arc<Cache>> {
+        let mut known = self.known();
+        if let Some((of, cache)) = &known.cache
+            && of == settings
+        {
+            return cache.clone();
+        }
+        let cache = Cache::open(settings).unwrap_or_else(|error| {
+            tracing::warn!("{error}; what is fetched is not kept");
+            None
+        });
+        let cache = cache.map(Arc::new);
+        known.cache = Some((settings.clone(), cache.clone()));
+        cache
+    }
+
+    /// An object that is there now, and its version.
+    fn look(&self, path: &Path) -> Result<(Source, Identity, Version)> {
+        let settings = self.settings()?;
+        let source = Source::new(self.uri(path)?, &settings)?;
+        let name = source.name().to_owned();
+        let asked = async move {
+            let mut tries = Tries::new(source.timeout);
+            loop {
+                let asked = tries.limited(source.version()).await;
+                if let Some(version) = tries.judge(source.name(), asked).await {
+                    return version.map(|version| (source, version));
+                }
+            }
+        };
+        let failed = |source| ObjectError::local("start a thread for", Path::new(&name), source);
+        let (source, version) = runtime::wait_for(asked).map_err(failed)??;
+        if version.size_bytes > OBJECT_BYTES_MAX {
+            let what = format!("the object has {} bytes, and more than 64 TiB are not supported", version.size_bytes);
+            return Err(ObjectError::Unsuitable { name, what });
+        }
+        let server = source.server().to_owned();
+        let identity = Identity { name, server, etag: version.etag.clone(), size_bytes: version.size_bytes };
+        Ok((source, identity, version))
+    }
+
+    /// Opens an object.
+    ///
+    /// # Errors
+    /// Why it cannot be read.
+    pub fn open_object(&self, path: &Path, options: &OpenOptions) -> Result<ObjectStore> {
+        if options.writable {
+            return Err(ObjectError::ReadOnly { name: self.uri(path)?.name() });
+        }
+        let settings = self.settings()?;
+        let (source, identity, version) = self.look(path)?;
+        let failed = |doing| move |source| ObjectError::local(doing, path, source);
+        let runtime = runtime::handle().map_err(failed("start a thread for"))?;
+        let cache = self.cache(&settings);
+        let mut known = self.known();
+        known.open.retain(|(_, fetcher)| fetcher.strong_count() > 0);
+        let open = known.open.iter().find(|(open, _)| *open == identity).and_then(|(_, fetcher)| fetcher.upgrade());
+        let fetcher = open.unwrap_or_else(|| {
+            let kept = cache.and_then(|cache| match cache.entry(&identity) {
+                Ok(entry) => Some((cache, entry)),
+                Err(error) => {
+                    let folder = cache.folder().display();
+                    tracing::warn!("{folder}: the cache cannot be used, so nothing is kept: {error}");
+                    None
+                }
+            });
+            let fetcher = Fetcher::start(&runtime, source, version, kept);
+            known.open.push((identity.clone(), Arc::downgrade(&fetcher)));
+            fetcher
+        });
+        drop(known);
+        let data = fetcher.kept.as_ref().map(|(_, entry)| {
+            let options = OpenOptions { cache: options.cache, lock: LockMode::None, ..OpenOptions::default() };
+            FileStore::open(entry.data_path(), &options).map(|store| Arc::new(store) as Arc<dyn Store>)
+        });
+        let data = data.transpose().map_err(io::Error::other).map_err(failed("open the cache of"))?;
+        ObjectStore::new(fetcher, &identity, data, runtime).map_err(failed("open"))
+    }
+
+    /// Waits, but not for long, until what was fetched is in the cache: for the end of a program.
+    pub fn settle(&self) {
+        let deadline = Instant::now() + SETTLE;
+        let open: Vec<_> = self.known().open.iter().filter_map(|(_, fetcher)| fetcher.upgrade()).collect();
+        open.iter().for_each(|fetcher| fetcher.settle(deadline));
+    }
+
+    /// Brings ranges of an object into the cache, or all of it. `progress` gets the bytes that are
+    /// done and those of all, and returns whether to go on. Returns whether it has ended by itself.
+    ///
+    /// # Errors
+    /// As [`ObjectFiles::open_object`]; [`ObjectError::Local`] without a cache.
+    pub fn prefetch(
+        &self,
+        path: &Path,
+        ranges: Option<Vec<Range<u64>>>,
+        progress: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<bool> {
+        let store = self.open_object(path, &OpenOptions::default())?;
+        if store.placement().is_none() {
+            let source = io::Error::new(io::ErrorKind::NotFound, "there is no cache that can be written");
+            return Err(ObjectError::local("keep blocks of", store.name(), source));
+        }
+        let size_bytes = store.size_bytes();
+        let ranges = ranges.unwrap_or_else(|| std::iter::once(0..size_bytes).collect());
+        let within = |range: Range<u64>| range.start.min(size_bytes)..range.end.min(size_bytes);
+        let ranges: Vec<Range<u64>> = ranges.into_iter().map(within).filter(|range| !range.is_empty()).collect();
+        let total_bytes = ranges.iter().map(|range| range.end - range.start).sum();
+        let (mut buf, mut done_bytes) = (vec![0; PREFETCH_BYTES], 0);
+        for range in ranges {
+            for start in range.clone().step_by(PREFETCH_BYTES) {
+                if !progress(done_bytes, total_bytes) {
+                    return Ok(false);
+                }
+                let piece = &mut buf[..(range.end - start).min(PREFETCH_BYTES as u64) as usize];
+                store.read_whole(piece, start, Ahead::No)?;
+                done_bytes += piece.len() as u64;
+            }
+        }
+        store.wait_until_kept();
+        progress(done_bytes, total_bytes);
+        Ok(true)
+    }
+}
+
+fn refused(path: &Path) -> io::Error {
+    ObjectError::ReadOnly { name: crate::uri::shown(path) }.into()
+}
+
+impl FileSystem for ObjectFiles {
+    fn open(&self, path: &Path, options: &OpenOptions) -> Result<Arc<dyn Store>, OpenError> {
+        match self.open_object(path, options) {
+            Ok(store) => Ok(Arc::new(store)),
+            Err(error) => {
+                let name = crate::uri::shown(path);
+                // The name comes first in the whole sentence.
+                let said = error.to_string();
+                let why = said.strip_prefix(&format!("{name}: ")).unwrap_or(&said).to_owned();
+                let source = io::Error::new(error.kind(), why);
+                Err(OpenError::Io { doing: "open", path: name.into(), source })
+            }
+        }
+    }
+
+    fn rename(&self, _from: &Path, to: &Path, _replace: bool) -> io::Result<()> {
+        Err(refused(to))
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        Err(refused(path))
+    }
+
+    fn sync_directory_of(&self, path: &Path) -> io::Result<()> {
+        Err(refused(path))
+    }
+
+    fn check_names_in(&self, directory: &Path) -> io::Result<()> {
+        Err(refused(directory))
+    }
+
+    /// Without asking the server: names of folders have no objects, and links do not exist.
+    fn canonical(&self, path: &Path) -> io::Result<PathBuf> {
+        Ok(self.uri(path)?.name().into())
+    }
+
+    fn facts(&self, path: &Path) -> io::Result<FileFacts> {
+        let (_, identity, version) = self.look(path)?;
+        Ok(FileFacts { identity: numbers(&identity), modified: version.modified })
+    }
+
+    /// None: what else is in a bucket does not matter to an object that cannot be written.
+    fn list(&self, _directory: &Path) -> io::Result<Vec<PathBuf>> {
+        Ok(Vec::new())
+    }
+}

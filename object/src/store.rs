@@ -1,0 +1,273 @@
+//! An open object as a store: what is in the cache is read by the engine's ring, the rest waits for
+//! the server.
+//!
+//! ```text
+//!   place ─┬─ a known block, whole 4 KiB ─▶ the cache's file (member 0), compared
+//!          └─ else, or wrong bytes ─▶ lane ─┬─ known ─▶ the cache's file, by a thread, compared
+//!                                           └─ Fetcher ─▶ the server
+//! ```
+
+use crate::{
+    BLOCK_BYTES, SUM_BYTES,
+    cache::map::{Identity, have_sums},
+    error::{ObjectError, Result},
+    fetcher::{Ahead, Fetcher, Memory},
+};
+use diskwright_store::{
+    Access, CopyAt, DataFile, FileRange, Lane, LaneOp, Loan, LockMode, OpenError, Placed, Placement, Store, Zeroing,
+};
+use rustix::event::{EventfdFlags, eventfd};
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
+use tokio::runtime::Handle;
+
+/// An open object; see the module documentation.
+#[derive(Debug)]
+pub struct ObjectStore {
+    name: PathBuf,
+    identity: (u64, u64),
+    fetcher: Arc<Fetcher>,
+    lane: Arc<ObjectLane>,
+    /// The cache's file, if blocks are kept.
+    data: Option<Arc<dyn Store>>,
+}
+
+#[derive(Debug)]
+struct ObjectLane {
+    fetcher: Arc<Fetcher>,
+    data: Option<Arc<dyn Store>>,
+    runtime: Handle,
+    /// Never readable: the runtime's threads complete the loans.
+    silent: OwnedFd,
+}
+
+/// Two numbers that tell a version of an object from all others, as device and inode do.
+pub(crate) fn numbers(identity: &Identity) -> (u64, u64) {
+    let digest = identity.digest();
+    let number = |at: usize| digest[at..at + 8].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+    (number(0), number(8))
+}
+
+impl ObjectStore {
+    pub(crate) fn new(
+        fetcher: Arc<Fetcher>,
+        identity: &Identity,
+        data: Option<Arc<dyn Store>>,
+        runtime: Handle,
+    ) -> io::Result<Self> {
+        let silent = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let lane = Arc::new(ObjectLane { fetcher: Arc::clone(&fetcher), data: data.clone(), runtime, silent });
+        Ok(Self { name: identity.name.clone().into(), identity: numbers(identity), fetcher, lane, data })
+    }
+
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.fetcher.version.size_bytes
+    }
+
+    /// Reads a range, which lies within the object and is not empty.
+    pub(crate) fn read_whole(&self, buf: &mut [u8], offset_bytes: u64, ahead: Ahead) -> Result<()> {
+        if read_known(&self.fetcher, self.data.as_ref(), buf, offset_bytes) {
+            return Ok(());
+        }
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let memory = Memory::Caller(vec![0; buf.len()].into(), sender);
+        self.fetcher.want(offset_bytes, memory, buf.len() as u64, ahead);
+        let failed = |_| {
+            let source = io::Error::other("the thread that reads objects has failed");
+            ObjectError::local("read", &self.name, source)
+        };
+        buf.copy_from_slice(&receiver.recv().map_err(failed)??);
+        Ok(())
+    }
+
+    /// Waits until what was fetched is in the cache.
+    pub(crate) fn wait_until_kept(&self) {
+        while self.fetcher.is_at_work() {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn refused<T>(&self) -> io::Result<T> {
+        Err(ObjectError::ReadOnly { name: self.name.display().to_string() }.into())
+    }
+}
+
+/// Reads a range whose blocks are known from the cache's file. `false` if not all of it is there.
+fn read_known(fetcher: &Fetcher, data: Option<&Arc<dyn Store>>, buf: &mut [u8], offset_bytes: u64) -> bool {
+    let Some(data) = data else { return false };
+    let mut done = 0;
+    while done < buf.len() {
+        let at_bytes = offset_bytes + done as u64;
+        let (block, within_bytes) = (at_bytes / BLOCK_BYTES, at_bytes % BLOCK_BYTES);
+        let Some(known) = fetcher.blocks.get(block) else { return false };
+        let len = (buf.len() - done).min((BLOCK_BYTES - within_bytes) as usize);
+        let start_bytes = within_bytes - within_bytes % SUM_BYTES;
+        let end_bytes = (within_bytes + len as u64).next_multiple_of(SUM_BYTES);
+        let mut pieces = vec![0; (end_bytes - start_bytes) as usize];
+        let is_read = data.read_at(&mut pieces, block * BLOCK_BYTES + start_bytes).is_ok();
+        if !is_read || !have_sums(&known.sums, start_bytes, &pieces) {
+            return false;
+        }
+        let skip = (within_bytes - start_bytes) as usize;
+        buf[done..done + len].copy_from_slice(&pieces[skip..skip + len]);
+        if known.use_it() {
+            fetcher.goes_on(block);
+        }
+        done += len;
+    }
+    true
+}
+
+impl Store for ObjectStore {
+    fn name(&self) -> &Path {
+        &self.name
+    }
+
+    fn len_bytes(&self) -> io::Result<u64> {
+        Ok(self.fetcher.version.size_bytes)
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
+        let end_bytes = offset_bytes.checked_add(buf.len() as u64).ok_or(io::ErrorKind::InvalidInput)?;
+        if end_bytes > self.fetcher.version.size_bytes {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        if buf.is_empty() { Ok(()) } else { Ok(self.read_whole(buf, offset_bytes, Ahead::May)?) }
+    }
+
+    fn write_at(&self, _buf: &[u8], _offset_bytes: u64) -> io::Result<()> {
+        self.refused()
+    }
+
+    fn set_len(&self, _len_bytes: u64) -> io::Result<()> {
+        self.refused()
+    }
+
+    fn allocate(&self, _range: FileRange) -> io::Result<()> {
+        self.refused()
+    }
+
+    fn zero_range(&self, _range: FileRange, _how: Zeroing) -> io::Result<()> {
+        self.refused()
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn data_file(&self) -> Option<DataFile<'_>> {
+        None
+    }
+
+    fn lane(&self) -> Option<Arc<dyn Lane>> {
+        Some(Arc::clone(&self.lane) as Arc<dyn Lane>)
+    }
+
+    fn placement(&self) -> Option<&dyn Placement> {
+        self.data.is_some().then_some(self)
+    }
+
+    fn member(&self, number: u8) -> Option<Arc<dyn Store>> {
+        self.data.clone().filter(|_| number == 0)
+    }
+
+    fn identity(&self) -> Option<(u64, u64)> {
+        Some(self.identity)
+    }
+
+    fn relock(&self, mode: LockMode) -> Result<(), OpenError> {
+        // An object cannot be locked, and need not be: every version stays as it is.
+        let _ = mode;
+        Ok(())
+    }
+}
+
+impl Placement for ObjectStore {
+    #[inline]
+    fn place(&self, range: FileRange, access: Access, _may_note: bool) -> Placed {
+        let FileRange { offset_bytes, len_bytes } = range;
+        let (block, within_bytes) = (offset_bytes / BLOCK_BYTES, offset_bytes % BLOCK_BYTES);
+        let len_bytes = len_bytes.min(BLOCK_BYTES - within_bytes);
+        let mut placed = Placed { len_bytes, ..Placed::default() };
+        let is_whole = (offset_bytes | len_bytes).is_multiple_of(SUM_BYTES);
+        if access == Access::Read
+            && is_whole
+            && let Some(known) = self.fetcher.blocks.get(block)
+        {
+            if known.use_it() {
+                self.fetcher.goes_on(block);
+            }
+            placed.copies[0] = CopyAt { member: 0, offset_bytes };
+            (placed.count, placed.is_checked) = (1, true);
+        }
+        placed
+    }
+
+    fn note(&self, _hold: u64, _bytes: &[u8]) {}
+
+    fn release(&self, _member: u8, _hold: u64, _access: Access, _ok: bool) {}
+
+    fn is_intact(&self, _hold: u64, offset_bytes: u64, bytes: &[u8]) -> bool {
+        let known = self.fetcher.blocks.get(offset_bytes / BLOCK_BYTES);
+        known.is_some_and(|known| have_sums(&known.sums, offset_bytes % BLOCK_BYTES, bytes))
+    }
+
+    fn sync_failed(&self, _member: u8, _error: &io::Error) {}
+
+    fn unsynced(&self) -> Option<u64> {
+        Some(0)
+    }
+
+    fn synced(&self, _member: u8, _result: &io::Result<()>) {}
+}
+
+impl Lane for ObjectLane {
+    fn start(&self, op: LaneOp, mut loan: Loan) {
+        let offset_bytes = match op {
+            LaneOp::Read { offset_bytes } => offset_bytes,
+            LaneOp::Sync => return loan.complete(Ok(())),
+            LaneOp::Write { .. } | LaneOp::Zero { .. } => {
+                let name = self.fetcher.source.name().to_owned();
+                return loan.complete(Err(ObjectError::ReadOnly { name }.into()));
+            }
+        };
+        let len_bytes = loan.len() as u64;
+        let size_bytes = self.fetcher.version.size_bytes;
+        if offset_bytes.checked_add(len_bytes).is_none_or(|end_bytes| end_bytes > size_bytes) {
+            return loan.complete(Err(io::ErrorKind::UnexpectedEof.into()));
+        }
+        if len_bytes == 0 {
+            return loan.complete(Ok(()));
+        }
+        let fetcher = Arc::clone(&self.fetcher);
+        let is_known = (offset_bytes / BLOCK_BYTES..(offset_bytes + len_bytes).div_ceil(BLOCK_BYTES))
+            .all(|block| fetcher.blocks.get(block).is_some());
+        if !is_known {
+            return fetcher.want(offset_bytes, Memory::Loan(loan), len_bytes, Ahead::May);
+        }
+        let data = self.data.clone();
+        self.runtime.spawn_blocking(move || {
+            match read_known(&fetcher, data.as_ref(), loan.bytes_mut(), offset_bytes) {
+                true => loan.complete(Ok(())),
+                false => fetcher.want(offset_bytes, Memory::Loan(loan), len_bytes, Ahead::May),
+            }
+        });
+    }
+
+    fn drive(&self) {}
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.silent.as_fd()
+    }
+
+    fn patience(&self) -> Duration {
+        // A server that is lost is an error after its timeout.
+        self.fetcher.source.timeout + Duration::from_secs(5)
+    }
+}
