@@ -102,7 +102,7 @@ pub enum ObjectError {
         last: String,
     },
     /// A write.
-    #[error("{name}: an object cannot be written in place; make a child of it on a local disk")]
+    #[error("{name}: an object cannot be written in place; open it read-only, or make a child of it on a local disk")]
     ReadOnly {
         /// The name.
         name: String,

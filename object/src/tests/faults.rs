@@ -115,7 +115,7 @@ fn what_cannot_be_a_disk_is_refused_when_it_is_opened() {
     assert!(error.contains("sends whole objects only"), "{error}");
     let options = OpenOptions { writable: true, ..OpenOptions::default() };
     let error = files.open(Path::new(&bench.server.url("whole")), &options).unwrap_err();
-    assert!(error.to_string().contains("make a child of it"), "{error}");
+    assert!(error.to_string().contains("or make a child of it"), "{error}");
     // Nobody listens.
     let gone = crate::testing::TestServer::start().url("x");
     let settings = crate::Settings { timeout: Duration::from_secs(1), ..bench.settings() };
