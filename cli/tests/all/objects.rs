@@ -95,7 +95,10 @@ fn what_cannot_be_done_with_an_object_is_said() {
     server.put("golden.vhdx", golden(&shop), "\"1\"");
     let url = server.url("golden.vhdx");
     for (line, why) in [
-        (format!("io '{url}' -c 'write 0 4K'"), "an object cannot be written in place; open it read-only, or make a child of it"),
+        (
+            format!("io '{url}' -c 'write 0 4K'"),
+            "an object cannot be written in place; open it read-only, or make a child of it",
+        ),
         (format!("create '{}' --size 1M", server.url("new.vhdx")), "an object cannot be written in place"),
         (format!("compact '{url}'"), "an object cannot be written in place"),
         (format!("info '{}'", server.url("none.vhdx")), "the server has no such object (404 Not Found)"),
