@@ -6,7 +6,8 @@
 //! and the like.
 
 use crate::{devices::PHYSICAL_MAPPING, identity::LinkageId};
-use std::fmt;
+use diskwright_store::Files;
+use std::{fmt, path::Path};
 use uuid::Uuid;
 
 /// The format of an image file.
@@ -107,6 +108,12 @@ pub struct ParentLink {
 }
 
 impl ParentLink {
+    /// Whether a path that an image names is complete by itself: one of Unix or Windows from the
+    /// root, one with a drive letter, or a name with a scheme (`s3://`).
+    pub fn is_absolute(path: &str) -> bool {
+        path.starts_with(['/', '\\']) || path.as_bytes().get(1) == Some(&b':') || Files::has_scheme(Path::new(path))
+    }
+
     /// Whether an image with this identity is the parent.
     pub fn accepts(&self, found: Option<LinkageId>) -> bool {
         self.linkage.is_none() || found.is_some() && (found == self.linkage || found == self.linkage2)

@@ -121,6 +121,10 @@ impl Asked<'_> {
         let pause = pause.map(|seconds| Duration::from_secs(seconds).min(PAUSE_MAX));
         let size_now = text(answer.headers(), header::CONTENT_RANGE).and_then(|range| range.strip_prefix("bytes */"));
         let size_now = size_now.map(str::to_owned);
+        let region = answer.headers().get("x-amz-bucket-region").and_then(|region| region.to_str().ok());
+        if let (Some(region), true) = (region, status.is_redirection() || status == StatusCode::BAD_REQUEST) {
+            return Failure::Final(ObjectError::Region { name, region: region.to_owned() });
+        }
         let said = said(answer).await;
         match status {
             StatusCode::OK => self.unsuitable("it ignores the header Range, and sends whole objects only"),

@@ -14,7 +14,7 @@ use crate::{
     answer::Failure,
     client,
     error::{ObjectError, Result},
-    settings::Settings,
+    settings::{AwsVariables, Settings},
     uri::{ObjectUri, is_loopback},
 };
 use object_store::{
@@ -25,7 +25,7 @@ use object_store::{
     signer::Signer,
 };
 use reqwest::{Client, Method, Url};
-use std::{collections::HashMap, env, fs, path::PathBuf, time::Duration};
+use std::{collections::HashMap, fs, path::PathBuf, time::Duration};
 
 const DEFAULT_REGION: &str = "us-east-1";
 
@@ -56,8 +56,11 @@ impl Bucket {
     /// [`ObjectError::Credentials`], [`ObjectError::PlainHttp`].
     pub(crate) fn of(uri: &ObjectUri, settings: &Settings) -> Result<Self> {
         let failed = |why: String| ObjectError::Credentials { name: uri.name(), why };
-        let mut builder = AmazonS3Builder::from_env().with_bucket_name(uri.host());
-        if let Some(profile) = Profile::of_environment().map_err(failed)? {
+        let keys =
+            settings.aws.iter().filter_map(|(name, value)| Some((name.to_ascii_lowercase().parse().ok()?, value)));
+        let builder = keys.fold(AmazonS3Builder::new(), |builder, (key, value)| builder.with_config(key, value));
+        let mut builder = builder.with_bucket_name(uri.host());
+        if let Some(profile) = Profile::of_user(&settings.aws).map_err(failed)? {
             builder = profile.complete(builder);
         }
         if builder.get_config_value(&Key::Region).is_none() {
@@ -118,16 +121,15 @@ struct Profile(HashMap<String, String>);
 
 impl Profile {
     /// The profile to use; `None` if there is no such file.
-    fn of_environment() -> Result<Option<Self>, String> {
-        let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
-        let wanted = variable("AWS_PROFILE").or_else(|| variable("AWS_DEFAULT_PROFILE"));
+    fn of_user(variables: &AwsVariables) -> Result<Option<Self>, String> {
+        let wanted = variables.get("AWS_PROFILE").or_else(|| variables.get("AWS_DEFAULT_PROFILE"));
         let file = |name: &str, default: &str| {
-            variable(name).map(PathBuf::from).or_else(|| Some(PathBuf::from(variable("HOME")?).join(default)))
+            variables.get(name).map(PathBuf::from).or_else(|| Some(PathBuf::from(variables.get("HOME")?).join(default)))
         };
         let read = |path: Option<PathBuf>| path.and_then(|path| fs::read_to_string(path).ok()).unwrap_or_default();
         let credentials = read(file("AWS_SHARED_CREDENTIALS_FILE", ".aws/credentials"));
         let config = read(file("AWS_CONFIG_FILE", ".aws/config"));
-        Self::of(&credentials, &config, wanted.as_deref())
+        Self::of(&credentials, &config, wanted)
     }
 
     fn of(credentials: &str, config: &str, wanted: Option<&str>) -> Result<Option<Self>, String> {

@@ -91,6 +91,14 @@ pub enum ObjectError {
         /// Why it is not followed.
         why: &'static str,
     },
+    /// The bucket lies in another region than the one that was asked.
+    #[error("{name}: the bucket is in the region {region}; set AWS_REGION={region}")]
+    Region {
+        /// The name.
+        name: String,
+        /// Where the bucket is.
+        region: String,
+    },
     /// The server did not answer in time, however often it was asked.
     #[error("{name}: the server did not send it within {seconds} s ({last}); look at the network and the server")]
     Unreachable {
@@ -128,7 +136,7 @@ impl ObjectError {
     /// Why it failed, for programs to match.
     pub fn code(&self) -> ErrorCode {
         match self {
-            Self::BadName { .. } | Self::PlainHttp { .. } => ErrorCode::InvalidInput,
+            Self::BadName { .. } | Self::PlainHttp { .. } | Self::Region { .. } => ErrorCode::InvalidInput,
             Self::Missing { .. } => ErrorCode::NotFound,
             Self::Denied { .. } | Self::Credentials { .. } | Self::Redirect { .. } => ErrorCode::PermissionDenied,
             Self::Changed { .. } | Self::Wrong { .. } => ErrorCode::Protocol,
@@ -142,7 +150,7 @@ impl ObjectError {
     /// The kind of the corresponding `io::Error`.
     pub fn kind(&self) -> io::ErrorKind {
         match self {
-            Self::BadName { .. } | Self::PlainHttp { .. } => io::ErrorKind::InvalidInput,
+            Self::BadName { .. } | Self::PlainHttp { .. } | Self::Region { .. } => io::ErrorKind::InvalidInput,
             Self::Missing { .. } => io::ErrorKind::NotFound,
             Self::Denied { .. } | Self::Credentials { .. } | Self::Redirect { .. } => io::ErrorKind::PermissionDenied,
             Self::Changed { .. } | Self::Wrong { .. } => io::ErrorKind::InvalidData,

@@ -53,7 +53,7 @@ mod uri;
 pub use cache::{Cache, CachedObject};
 pub use error::{ObjectError, Result};
 pub use files::{ObjectFiles, SCHEMES};
-pub use settings::Settings;
+pub use settings::{AwsVariables, Settings};
 pub use store::ObjectStore;
 pub use uri::ObjectUri;
 

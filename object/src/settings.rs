@@ -5,13 +5,42 @@
 //!   DISKWRIGHT_CACHE_SIZE    its size at most, in bytes or as 20G   (20 GiB)
 //!   DISKWRIGHT_HTTP_TIMEOUT  seconds until a server that does not answer is an error   (60)
 //!   DISKWRIGHT_ALLOW_HTTP    1: http:// also to other machines
+//!   AWS_..., HOME            credentials and servers of buckets: see `credentials.rs`
 //! ```
 
 use crate::error::{ObjectError, Result};
-use std::{env, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, env, fmt, path::PathBuf, time::Duration};
 
 const CACHE_BYTES: u64 = 20 << 30;
 const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// The variables of the AWS tools, some of which are secret.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct AwsVariables(BTreeMap<String, String>);
+
+impl AwsVariables {
+    /// A variable, unless it is not set or empty.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str).filter(|value| !value.is_empty())
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+}
+
+impl FromIterator<(String, String)> for AwsVariables {
+    fn from_iter<T: IntoIterator<Item = (String, String)>>(pairs: T) -> Self {
+        let is_ours = |name: &str| name.starts_with("AWS_") || name == "HOME";
+        Self(pairs.into_iter().filter(|(name, _)| is_ours(name)).collect())
+    }
+}
+
+impl fmt::Debug for AwsVariables {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.keys()).finish()
+    }
+}
 
 /// Settings of the process; see the module documentation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +53,8 @@ pub struct Settings {
     pub timeout: Duration,
     /// Whether other machines may be read without encryption.
     pub allow_http: bool,
+    /// Credentials and servers of buckets.
+    pub aws: AwsVariables,
 }
 
 impl Settings {
@@ -32,7 +63,10 @@ impl Settings {
     /// # Errors
     /// A variable has a value that means nothing.
     pub fn of_environment() -> Result<Self> {
-        Self::of(|name| env::var(name).ok().filter(|value| !value.is_empty()), rustix::process::geteuid().is_root())
+        let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+        let aws =
+            env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        Ok(Self { aws: aws.collect(), ..Self::of(variable, rustix::process::geteuid().is_root())? })
     }
 
     fn of(variable: impl Fn(&str) -> Option<String>, is_root: bool) -> Result<Self> {
@@ -61,6 +95,7 @@ impl Settings {
             cache_bytes: cache_bytes.transpose()?.unwrap_or(CACHE_BYTES),
             timeout: timeout.transpose()?.unwrap_or(TIMEOUT),
             allow_http,
+            aws: AwsVariables::default(),
         })
     }
 }
@@ -82,6 +117,18 @@ fn size(text: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let pairs = [("AWS_SECRET_ACCESS_KEY", "word"), ("PATH", "/bin"), ("HOME", "/home/me"), ("AWS_PROFILE", "")];
+        let aws: AwsVariables = pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).into_iter().collect();
+        assert_eq!(
+            (aws.get("AWS_SECRET_ACCESS_KEY"), aws.get("PATH"), aws.get("AWS_PROFILE")),
+            (Some("word"), None, None)
+        );
+        let shown = format!("{aws:?}");
+        assert!(shown.contains("AWS_SECRET_ACCESS_KEY") && !shown.contains("word"), "{shown}");
+    }
 
     #[test]
     fn variables_are_read_and_wrong_ones_named() {

@@ -137,7 +137,9 @@ impl Source {
                 request = request.basic_auth(user, Some(password));
             }
             let answer = request.send().await.map_err(lost)?;
-            if !answer.status().is_redirection() || answer.status() == StatusCode::NOT_MODIFIED {
+            let is_redirect = answer.status().is_redirection() && answer.status() != StatusCode::NOT_MODIFIED;
+            // S3 says where the bucket is, but the signature is for the region that was asked.
+            if !is_redirect || answer.headers().contains_key("x-amz-bucket-region") {
                 return Ok(answer);
             }
             url = self.redirected(&url, &answer).map_err(Failure::Final)?;

@@ -48,6 +48,8 @@ pub enum Fault {
     Gzip,
     /// Another total length.
     OtherSize,
+    /// The bucket is in this region.
+    Region(String),
 }
 
 /// A request that the server saw.
@@ -234,6 +236,10 @@ fn answer(mut stream: &TcpStream, seen: &Seen, object: Option<Object>, fault: Op
         Some(Fault::Silence(length)) => thread::sleep(*length),
         Some(Fault::Status(status, body)) => {
             stream.write_all(&plain(&format!("{status} Fault"), "", body))?;
+            return Ok(true);
+        }
+        Some(Fault::Region(region)) => {
+            stream.write_all(&plain("301 Moved Permanently", &format!("x-amz-bucket-region: {region}\r\n"), ""))?;
             return Ok(true);
         }
         Some(Fault::Redirect(to)) => {

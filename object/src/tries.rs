@@ -14,6 +14,8 @@ use tokio::time::{sleep, timeout};
 /// The first and the longest pause.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// How many times the timeout a block may take that comes slowly.
+const SLOW: u32 = 10;
 
 /// The tries of one request.
 #[derive(Debug)]
@@ -29,10 +31,10 @@ impl Tries {
         Self { begun: Instant::now(), timeout, pause: PAUSE_MIN }
     }
 
-    /// Gives a try the time that is left.
+    /// Gives a try its time. The client ends a try in which the server is silent for the timeout;
+    /// one that sends a little from time to time has [`SLOW`] times as long.
     pub(crate) async fn limited<T>(&self, ask: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-        let left = self.timeout.saturating_sub(self.begun.elapsed());
-        timeout(left, ask).await.unwrap_or_else(|_| Err(Failure::passing("it sends nothing")))
+        timeout(self.timeout * SLOW, ask).await.unwrap_or_else(|_| Err(Failure::passing("it sends too slowly")))
     }
 
     /// The final result, or `None` after a pause: then it is to be tried again.

@@ -52,6 +52,26 @@ fn a_child_on_the_local_disk_of_a_golden_image_on_a_server() {
 }
 
 #[test]
+fn children_of_all_formats_have_their_parent_on_a_server() {
+    let (shop, server) = (Workshop::new(), TestServer::start());
+    for (format, parent) in [("vhdx", "vhdx"), ("vhd", "vhd"), ("qcow2", "qcow2"), ("vmdk", "vmdk"), ("qcow2", "raw")] {
+        let golden = format!("golden of {format}.{parent}");
+        shop.ok(&format!("create '{golden}' --size 64M"));
+        shop.ok(&format!("io '{golden}' -c 'write -P 7 1M 1M' -c flush"));
+        server.put(&format!("a/{}", golden.replace(' ', "%20")), fs::read(shop.path(&golden)).unwrap(), "\"1\"");
+        let url = server.url(&format!("a/{}", golden.replace(' ', "%20")));
+        let with = format!("--allow-parent-dir '{}'", server.url("a"));
+        shop.ok(&format!("create child-of-{parent}.{format} --parent '{url}'"));
+        shop.ok(&format!("io child-of-{parent}.{format} {with} -c 'read -P 7 1M 1M' -c 'write -P 5 8M 64K' -c flush"));
+        // With a copy of the parent here it needs no server.
+        // A VHD has recorded when the object was last modified.
+        let more = if format == "vhd" { "--ignore-parent-timestamp" } else { "" };
+        shop.ok(&format!("reconnect child-of-{parent}.{format} --parent '{golden}' {more}"));
+        shop.ok(&format!("io child-of-{parent}.{format} -c 'read -P 7 1M 1M' -c 'read -P 5 8M 64K'"));
+    }
+}
+
+#[test]
 fn the_cache_is_listed_dropped_and_filled() {
     let (shop, server) = (Workshop::new(), TestServer::start());
     let bytes = golden(&shop);
@@ -307,5 +327,42 @@ fn a_golden_image_in_a_bucket() {
     for file in fs::read_dir(shop.path(".cache")).unwrap().chain(fs::read_dir(shop.path(".")).unwrap()).flatten() {
         let bytes = fs::read(file.path()).unwrap_or_default();
         assert!(!bytes.windows(11).any(|window| window == b"very-secret"), "{}", file.path().display());
+    }
+}
+
+#[test]
+fn programs_share_the_cache_and_one_that_is_killed_stops_none() {
+    let (shop, server) = (Workshop::new(), TestServer::start());
+    server.put("golden.vhdx", golden(&shop), "\"1\"");
+    server.set_latency(Duration::from_millis(40));
+    let url = server.url("golden.vhdx");
+    let start = |number: usize| {
+        let to = format!("copy{number}.raw");
+        Running::start(shop.command(&["convert", &url, &to]).stdout(Stdio::null()).stderr(Stdio::piped()))
+    };
+    let mut running: Vec<Running> = (0..4).map(start).collect();
+    // Somewhere in the middle.
+    let begun = Instant::now();
+    while server.most_under_way() == 0 && begun.elapsed() < PATIENCE {
+        thread::sleep(Duration::from_millis(1));
+    }
+    thread::sleep(Duration::from_millis(60));
+    let mut killed = running.remove(0);
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    for one in running {
+        let output = one.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let seen = server.take_seen();
+    let ranges = seen.iter().filter_map(|seen| seen.range.clone()).filter(|range| *range != (0..1));
+    let mut blocks: Vec<u64> = ranges.flat_map(|range| range.start >> 20..range.end.div_ceil(1 << 20)).collect();
+    let all = blocks.len();
+    blocks.sort_unstable();
+    blocks.dedup();
+    // What the killed one had under way is fetched by another one.
+    assert!(all - blocks.len() <= 16, "{all} blocks were fetched, {} of them different", blocks.len());
+    for number in 1..4 {
+        shop.ok(&format!("compare copy{number}.raw golden.vhdx"));
     }
 }

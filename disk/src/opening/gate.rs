@@ -144,9 +144,7 @@ pub(crate) fn refuse_several(child: &Path, link: &ParentLink, candidates: &[Cand
 /// The path of a further file that the image at `image` (without symbolic links) names.
 fn named_file(image: &Path, name: &str, drives: &[(char, PathBuf)]) -> Option<PathBuf> {
     let dir = image.parent().unwrap_or(Path::new("/"));
-    let is_absolute =
-        name.starts_with(['/', '\\']) || name.as_bytes().get(1) == Some(&b':') || Files::has_scheme(Path::new(name));
-    if is_absolute { absolute_here(name, drives) } else { Some(dir.join(slashed(name))) }
+    if ParentLink::is_absolute(name) { absolute_here(name, drives) } else { Some(dir.join(slashed(name))) }
 }
 
 /// The paths at which the parent may be, in the order in which they are tried. `child` must have no

@@ -11,7 +11,7 @@ use crate::{
     references::{Reference, ReferenceKind},
 };
 use diskwright_format::qcow2::{Invalid, features};
-use diskwright_store::Store;
+use diskwright_store::{Files, Store};
 use std::path::Path;
 
 /// What follows the name of the backing file in an image whose data a merge has copied there.
@@ -50,7 +50,8 @@ pub(super) fn link_of(store: &dyn Store, front: &HeaderCluster) -> Result<Option
     let Some(name) = &front.backing_name else { return Ok(None) };
     let is_merged = name.ends_with(MERGED);
     let name = name.strip_suffix(MERGED).unwrap_or(name);
-    let name = local(store, "backing file", name)?.to_owned();
+    let is_elsewhere = Files::has_scheme(Path::new(name));
+    let name = if is_elsewhere { name } else { local(store, "backing file", name)? }.to_owned();
     let unsupported =
         |what: String, hint: String| Err(ImageError::Unsupported { path: store.name().to_owned(), what, hint });
     let format = match front.extensions.backing_format.as_deref() {
@@ -75,7 +76,7 @@ pub(super) fn link_of(store: &dyn Store, front: &HeaderCluster) -> Result<Option
         }
     };
     let mut link = ParentLink { format: Some(format), is_merged, ..ParentLink::default() };
-    if name.starts_with('/') {
+    if ParentLink::is_absolute(&name) {
         link.absolute_path = Some(name);
     } else {
         link.relative_path = Some(name);
@@ -107,7 +108,8 @@ pub(super) fn name_of(link: &ParentLink) -> std::result::Result<String, String> 
         return Err(format!("the path {name:?} of the parent cannot be recorded"));
     }
     // Before a slash, a colon would end the name of a protocol.
-    let has_colon = name.split('/').next().is_some_and(|first| first.contains(':'));
+    let has_colon =
+        !Files::has_scheme(Path::new(name)) && name.split('/').next().is_some_and(|first| first.contains(':'));
     let start = if has_colon { "./" } else { "" };
     Ok(format!("{start}{name}{}", if link.is_merged { MERGED } else { "" }))
 }

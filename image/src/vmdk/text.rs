@@ -151,7 +151,7 @@ pub(super) fn link_of(descriptor: &Descriptor) -> Option<ParentLink> {
         return None;
     }
     let hint = descriptor.parent_hint().unwrap_or_default().to_owned();
-    let is_absolute = hint.starts_with(['/', '\\']) || hint.as_bytes().get(1) == Some(&b':');
+    let is_absolute = ParentLink::is_absolute(&hint);
     let linkage2 = descriptor.in_comment(LINKAGE2_KEY).and_then(|text| u32::from_str_radix(text, 16).ok());
     Some(ParentLink {
         relative_path: Some(hint.clone()).filter(|hint| !is_absolute && !hint.is_empty()),

@@ -137,12 +137,18 @@ impl Cache {
         let mut dropped_bytes = 0;
         for entry in self.entries()?.into_iter().filter(|entry| is_meant(&entry.identity.name)) {
             let failed = |source| ObjectError::local("drop blocks of the cache", &entry.data_path(), source);
-            for (block, _) in (0..).zip(entry.states().map_err(failed)?).filter(|(_, state)| state & THERE != 0) {
+            let states = entry.states().map_err(failed)?;
+            if entry.remove().map_err(failed)? {
+                dropped_bytes +=
+                    held(&entry.identity, &states).iter().map(|range| range.end - range.start).sum::<u64>();
+                continue;
+            }
+            // A program has it open.
+            for (block, _) in (0..).zip(states).filter(|(_, state)| state & THERE != 0) {
                 if entry.drop_block(block).map_err(failed)? {
                     dropped_bytes += entry.identity.block_len(block) as u64;
                 }
             }
-            entry.remove().map_err(failed)?;
         }
         Ok(dropped_bytes)
     }

@@ -188,3 +188,82 @@ fn a_name_is_no_object_of_another_server() {
     assert_ne!(here.identity(), there.identity());
     assert!(all(&there).iter().all(|&byte| byte == 7) && all(&*here) == contents(1000));
 }
+
+/// A generator for tests that need no good one.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+}
+
+/// Waits until nobody has the object open, and reads the files of the cache.
+fn files_at_rest(bench: &Bench) -> [Vec<u8>; 2] {
+    let cache = Cache::open(&bench.settings()).unwrap().unwrap();
+    eventually(|| cache.list().unwrap().iter().all(|object| !object.is_open));
+    ["map", "data"].map(|ending| fs::read(file_of(bench, ending)).unwrap())
+}
+
+/// Nothing of the cache is synced, so each sector of both files may be as at any earlier moment.
+#[test]
+fn whatever_a_power_cut_leaves_of_the_cache_nothing_wrong_is_shown() {
+    let (bench, bytes) = Bench::new(3 * BLOCK + 700);
+    let mut buf = vec![0; 4096];
+    let store = bench.open();
+    store.read_at(&mut buf, BLOCK_BYTES + 8192).unwrap();
+    eventually(|| held(&bench) == BLOCK_BYTES);
+    drop(store);
+    let before = files_at_rest(&bench);
+    assert!(all(&*bench.open()) == bytes);
+    eventually(|| held(&bench) == bytes.len() as u64);
+    let after = files_at_rest(&bench);
+    let mut dice = Dice(1);
+    for round in 0..150 {
+        // Mostly one side is more likely.
+        let (chance, lost) = ([5, 50, 95][round % 3], [0, 0, 10][round / 3 % 3]);
+        for (at, ending) in ["map", "data"].into_iter().enumerate() {
+            let sectors = after[at].chunks(512).enumerate().flat_map(|(sector, new)| {
+                let old = before[at].get(sector * 512..sector * 512 + new.len()).unwrap_or(&[]);
+                let picked = if dice.below(100) < chance { new } else { old };
+                let mut sector = picked.to_vec();
+                sector.resize(new.len(), 0);
+                if dice.below(100) < lost {
+                    sector.fill(0);
+                }
+                sector
+            });
+            fs::write(file_of(&bench, ending), sectors.collect::<Vec<u8>>()).unwrap();
+        }
+        assert!(all(&*bench.open()) == bytes, "round {round}");
+        files_at_rest(&bench);
+    }
+}
+
+#[test]
+fn whatever_a_map_says_nothing_wrong_is_shown() {
+    let (bench, bytes) = Bench::new(2 * BLOCK + 700);
+    assert!(all(&*bench.open()) == bytes);
+    eventually(|| held(&bench) == bytes.len() as u64);
+    let [whole, _] = files_at_rest(&bench);
+    let mut dice = Dice(2);
+    for round in 0..150 {
+        let mut map = whole.clone();
+        for _ in 0..=dice.below(20) {
+            let at = match dice.below(3) {
+                0 => dice.below(100),
+                1 => 4096 + dice.below(8),
+                _ => dice.below(map.len() as u64),
+            };
+            map[at as usize] ^= 1 << dice.below(8);
+        }
+        map.truncate(if dice.below(5) == 0 { dice.below(map.len() as u64) as usize } else { map.len() });
+        fs::write(file_of(&bench, "map"), &map).unwrap();
+        // A map that lies about its own object is another one's for `list`, and is made anew.
+        let listed = Cache::open(&bench.settings()).unwrap().unwrap().list().unwrap();
+        assert!(listed.len() <= 1);
+        assert!(all(&*bench.open()) == bytes, "round {round}");
+        files_at_rest(&bench);
+    }
+}

@@ -153,3 +153,43 @@ fn redirects_are_followed_where_nothing_is_given_away() {
     let error = open(&bench.server.url("disk")).unwrap_err().to_string();
     assert!(error.contains("leads from one address to the next"), "{error}");
 }
+
+#[test]
+fn a_public_bucket_is_read_without_credentials_and_its_region_is_named() {
+    let (bench, bytes) = Bench::new(3000);
+    bench.server.put("golden/a b/disk", bytes.clone(), "\"one\"");
+    let variables = [
+        ("AWS_ENDPOINT_URL", format!("http://{}", bench.server.host())),
+        ("AWS_SKIP_SIGNATURE", "true".into()),
+        ("AWS_REGION", "us-east-1".into()),
+    ];
+    let aws = variables.map(|(name, value)| (name.to_owned(), value)).into_iter().collect();
+    let files = crate::ObjectFiles::new(Some(crate::Settings { aws, ..bench.settings() }));
+    let open = || files.open(Path::new("s3://golden/a b/disk"), &OpenOptions::default());
+    bench.server.put("golden/a%20b/disk", bytes.clone(), "\"one\"");
+    assert!(all(&*open().unwrap()) == bytes);
+    assert!(
+        bench.server.take_seen().iter().all(|seen| seen.path == "/golden/a%20b/disk" && seen.authorization.is_none())
+    );
+    bench.server.next([Some(Fault::Region("eu-central-1".into()))]);
+    let error = open().unwrap_err().to_string();
+    assert!(error.contains("set AWS_REGION=eu-central-1"), "{error}");
+    // Without credentials, and where there can be no role.
+    let aws = [("AWS_ENDPOINT_URL".to_owned(), format!("http://{}", bench.server.host()))].into_iter().collect();
+    let settings = crate::Settings { aws, timeout: Duration::from_secs(1), ..bench.settings() };
+    let error = crate::ObjectFiles::new(Some(settings))
+        .open(Path::new("s3://golden/x"), &OpenOptions::default())
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("AWS_SKIP_SIGNATURE=true") || error.contains("no credentials"), "{error}");
+}
+
+/// A server that is slow, but never silent, is not lost.
+#[test]
+fn a_slow_server_has_its_time() {
+    let (bench, bytes) = Bench::new(3000);
+    let settings = crate::Settings { timeout: Duration::from_secs(1), ..bench.settings() };
+    let store = bench.open_with(&crate::ObjectFiles::new(Some(settings))).unwrap();
+    bench.server.next([Some(Fault::Drip(1000, Duration::from_millis(700)))]);
+    assert!(all(&*store) == bytes, "2.1 s with a timeout of 1 s");
+}

@@ -5,7 +5,7 @@ mod cache;
 mod faults;
 mod reading;
 
-use crate::{BLOCK_BYTES, ObjectFiles, Settings, testing::TestServer};
+use crate::{AwsVariables, BLOCK_BYTES, ObjectFiles, Settings, testing::TestServer};
 use diskwright_store::{FileSystem, LockMode, OpenError, OpenOptions, Store};
 use std::{path::Path, sync::Arc, time::Duration};
 use tempfile::TempDir;
@@ -41,6 +41,7 @@ impl Bench {
             cache_bytes: 1 << 30,
             timeout: Duration::from_secs(20),
             allow_http: false,
+            aws: AwsVariables::default(),
         }
     }
 

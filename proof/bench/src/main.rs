@@ -48,6 +48,7 @@ mod expand;
 mod fio;
 mod large;
 mod merge;
+mod object;
 mod ours;
 mod populated;
 mod race;

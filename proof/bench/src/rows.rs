@@ -1,13 +1,13 @@
 //! The table of all rows.
 
 use crate::{
-    allocate, chains, check, clones, compact, convert, discard, expand, large, merge, populated, rescue, serve,
+    allocate, chains, check, clones, compact, convert, discard, expand, large, merge, object, populated, rescue, serve,
     sesparse, space, tracking, vmdk,
 };
 use diskwright_lab::{acceptance::Row, selftest};
 
 /// The rows about disks and servers.
-const OWN: [Row; 54] = [
+const OWN: [Row; 57] = [
     Row {
         name: "workloads",
         title: "populated dynamic and differencing disks against the same blocks used as a raw file, 16 workloads, O_DIRECT, QD 32: 0.95 of the IOPS, 1.10 of the CPU in 126 of 128 comparisons",
@@ -62,6 +62,21 @@ const OWN: [Row; 54] = [
         name: "open-space",
         title: "opening a pool of 10 TiB with all slabs mapped: under 200 ms and 250 MiB",
         measure: space::large,
+    },
+    Row {
+        name: "s3-random",
+        title: "4K random reads from S3 with an empty cache, 5 ms added: one request for each MiB that is touched, none twice",
+        measure: object::random,
+    },
+    Row {
+        name: "s3-sequential",
+        title: "a sequential reader of S3 with an empty cache, 5 ms added, against the client library alone with as many requests: 0.9 of the speed",
+        measure: object::sequential,
+    },
+    Row {
+        name: "s3-warm",
+        title: "4K random reads from the cache of an object against a local file, O_DIRECT, QD 32: 0.95 of the IOPS",
+        measure: object::warm,
     },
     Row {
         name: "resync",
