@@ -1,7 +1,11 @@
 //! A cold cache: which requests random reads cost, and how fast a sequential reader is beside the
 //! client library alone.
 
-use super::{BUCKET, KEY, MIB, NAME, SEED, gateway, gateway::DELAY, make_cold, open};
+use super::{
+    gateway,
+    gateway::{BUCKET, DELAY, KEY, MIB, NAME, SEED},
+    make_cold, open,
+};
 use crate::turns::in_turns;
 use diskwright_lab::{
     LabError, Result,

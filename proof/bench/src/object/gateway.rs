@@ -4,7 +4,6 @@
 //!   client ─▶ proxy: + 5 ms, notes "range: bytes=a-b" ─▶ versitygw ─▶ a file
 //! ```
 
-use super::{BUCKET, KEY, MIB, SEED};
 use diskwright_lab::{LabError, Result};
 use diskwright_load::data;
 use diskwright_object::Settings;
@@ -21,6 +20,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub(crate) const MIB: u64 = 1 << 20;
+/// The bucket and the key of the object.
+pub(crate) const BUCKET: &str = "golden";
+pub(crate) const KEY: &str = "disk.raw";
+pub(crate) const NAME: &str = "s3://golden/disk.raw";
+pub(crate) const SEED: u64 = 23;
 /// What the proxy adds to each request.
 pub(crate) const DELAY: Duration = Duration::from_millis(5);
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -13,15 +13,8 @@ pub(crate) use warm::warm;
 use diskwright_lab::{LabError, Result};
 use diskwright_object::{ObjectError, ObjectFiles, Settings};
 use diskwright_store::{BlockDevice, CacheMode, OpenOptions, RawDevice};
-use gateway::Gateway;
+use gateway::{Gateway, MIB, NAME};
 use std::{io, path::Path, sync::Arc};
-
-pub(crate) const MIB: u64 = 1 << 20;
-/// The bucket and the key of the object.
-const BUCKET: &str = "golden";
-const KEY: &str = "disk.raw";
-const NAME: &str = "s3://golden/disk.raw";
-const SEED: u64 = 23;
 
 fn failed(error: ObjectError) -> LabError {
     LabError::file("read", Path::new(NAME))(io::Error::other(error))

@@ -1,6 +1,10 @@
 //! A warm cache against the same bytes in a local file.
 
-use super::{MIB, NAME, failed, gateway, open};
+use super::{
+    failed, gateway,
+    gateway::{MIB, NAME},
+    open,
+};
 use crate::populated::{FIGURES, Subject, compare};
 use diskwright_lab::{
     LabError, Result,
