@@ -11,7 +11,7 @@
 //! under way. At most [`UNDER_WAY`] blocks are, and [`ALL_UNDER_WAY`] of all objects of the
 //! process.
 //!
-//! Lock: `state`. It is held for look-ups in tables and for copies to waiters, never while anything
+//! Locks: `state`, and `buffers`, never one within the other. `state` is held for look-ups in tables and for copies to waiters, never while anything
 //! is waited for. The engine's threads take it in `want`; all else happens on the runtime.
 
 use crate::{
@@ -148,6 +148,7 @@ struct State {
     under_way: usize,
     recent: VecDeque<(u64, Arc<Vec<u8>>)>,
     streams: Streams,
+    /// Blocks that have come since the cache was told which ones were used.
     fetched: u64,
 }
 
@@ -160,6 +161,8 @@ pub(crate) struct Fetcher {
     /// Where blocks are kept, if they are.
     pub(crate) kept: Option<(Arc<Cache>, Entry)>,
     state: Mutex<State>,
+    /// Buffers of blocks that are free.
+    buffers: Mutex<Vec<Vec<u8>>>,
     wake: Arc<Notify>,
 }
 
@@ -173,8 +176,8 @@ impl Fetcher {
     ) -> Arc<Self> {
         let blocks = Blocks::new(version.size_bytes.div_ceil(BLOCK_BYTES));
         let wake = Arc::new(Notify::new());
-        let fetcher =
-            Arc::new(Self { source, version, blocks, kept, state: Mutex::default(), wake: Arc::clone(&wake) });
+        let (state, buffers) = (Mutex::default(), Mutex::default());
+        let fetcher = Arc::new(Self { source, version, blocks, kept, state, buffers, wake: Arc::clone(&wake) });
         let weak = Arc::downgrade(&fetcher);
         runtime.spawn(dispatch(weak, wake));
         fetcher
@@ -340,8 +343,8 @@ impl Fetcher {
         let result = self.get(run.start..end).await;
         match result {
             Ok(bytes) => {
-                let pieces = bytes.chunks(BLOCK_BYTES as usize).map(|piece| Arc::new(piece.to_vec()));
                 // Nobody waits until a block is kept.
+                let pieces = self.pieces(bytes, (end - run.start) as usize).into_iter();
                 let come: Vec<_> = (run.start..end)
                     .zip(pieces)
                     .map(|(block, bytes)| (block, self.came(block, &bytes), bytes))
@@ -385,13 +388,44 @@ impl Fetcher {
         }
     }
 
+    /// A buffer for a block. Memory that was used before costs no page faults.
+    fn buffer(&self) -> Vec<u8> {
+        self.buffers().pop().unwrap_or_default()
+    }
+
+    /// Gives a buffer back, if nobody else has it.
+    fn give_back(&self, bytes: Arc<Vec<u8>>) {
+        let mut buffers = self.buffers();
+        if buffers.len() < UNDER_WAY {
+            buffers.extend(Arc::try_unwrap(bytes).ok());
+        }
+    }
+
+    fn buffers(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The blocks of a run.
+    fn pieces(&self, bytes: Vec<u8>, count: usize) -> Vec<Arc<Vec<u8>>> {
+        if count == 1 {
+            return vec![Arc::new(bytes)];
+        }
+        let piece = |piece: &[u8]| {
+            let mut buffer = self.buffer();
+            buffer.clear();
+            buffer.extend_from_slice(piece);
+            Arc::new(buffer)
+        };
+        bytes.chunks(BLOCK_BYTES as usize).map(piece).collect()
+    }
+
     /// Keeps a block that has come.
     async fn keep(self: &Arc<Self>, block: u64, was_waited_for: bool, bytes: Arc<Vec<u8>>) {
         let (this, kept_bytes) = (Arc::clone(self), Arc::clone(&bytes));
         let keep = move || {
             let (cache, entry) = this.kept.as_ref()?;
             let sums = sums_of(&kept_bytes);
-            if this.state().fetched % TELL == 0 {
+            if this.is_to_tell() {
                 let _ = entry.mark_used(this.blocks.take_used().into_iter());
             }
             match cache.keep(entry, block, &kept_bytes, &sums) {
@@ -406,6 +440,7 @@ impl Fetcher {
             Some(sums) => {
                 self.blocks.set(block, sums, !was_waited_for);
                 self.settled(block, None);
+                self.give_back(bytes);
             }
             None => self.settled(block, Some(bytes)),
         }
@@ -413,12 +448,13 @@ impl Fetcher {
 
     /// Gets a run of blocks from the server, however often that must be tried.
     async fn get(&self, run: Range<u64>) -> Result<Vec<u8>, ObjectError> {
+        let mut bytes = self.buffer();
         let range = run.start * BLOCK_BYTES..(run.end * BLOCK_BYTES).min(self.version.size_bytes);
         let mut tries = Tries::new(self.source.timeout);
         loop {
-            let asked = tries.limited(self.source.get(range.clone(), &self.version)).await;
+            let asked = tries.limited(self.source.get(range.clone(), &self.version, &mut bytes)).await;
             if let Some(result) = tries.judge(self.source.name(), asked).await {
-                return result;
+                return result.map(|()| bytes);
             }
         }
     }
@@ -439,6 +475,16 @@ impl Fetcher {
             thread::sleep(Duration::from_millis(2));
         }
         self.tell_used();
+    }
+
+    /// Whether many blocks were fetched since the cache was last told which ones were used.
+    fn is_to_tell(&self) -> bool {
+        let mut state = self.state();
+        let is_due = state.fetched >= TELL;
+        if is_due {
+            state.fetched = 0;
+        }
+        is_due
     }
 
     /// Tells the cache which blocks were used.

@@ -83,18 +83,16 @@ impl Source {
     /// The version that is there now.
     pub(crate) async fn version(&self) -> Result<Version, Failure> {
         let asked = Asked { name: &self.name, scheme: self.uri.scheme(), range: 0..1, version: None };
-        let (version, _) = self.ask(&asked).await?;
-        Ok(version)
+        self.ask(&asked, &mut Vec::new()).await
     }
 
-    /// Bytes of a version.
-    pub(crate) async fn get(&self, range: Range<u64>, version: &Version) -> Result<Vec<u8>, Failure> {
+    /// Bytes of a version, in place of what `into` has.
+    pub(crate) async fn get(&self, range: Range<u64>, version: &Version, into: &mut Vec<u8>) -> Result<(), Failure> {
         let asked = Asked { name: &self.name, scheme: self.uri.scheme(), range, version: Some(version) };
-        let (_, bytes) = self.ask(&asked).await?;
-        Ok(bytes)
+        self.ask(&asked, into).await.map(|_| ())
     }
 
-    async fn ask(&self, asked: &Asked<'_>) -> Result<(Version, Vec<u8>), Failure> {
+    async fn ask(&self, asked: &Asked<'_>, bytes: &mut Vec<u8>) -> Result<Version, Failure> {
         let mut answer = self.send(asked).await?;
         if answer.status() != StatusCode::PARTIAL_CONTENT {
             if answer.status() == StatusCode::FORBIDDEN {
@@ -105,7 +103,8 @@ impl Source {
         }
         let version = asked.check(answer.headers())?;
         let wanted = (asked.range.end - asked.range.start) as usize;
-        let mut bytes = Vec::with_capacity(wanted);
+        bytes.clear();
+        bytes.reserve_exact(wanted);
         loop {
             match answer.chunk().await {
                 Ok(Some(piece)) if piece.len() <= wanted - bytes.len() => bytes.extend_from_slice(&piece),
@@ -113,7 +112,7 @@ impl Source {
                     let what = format!("it sends more than the {wanted} bytes that were asked for");
                     return Err(Failure::Final(ObjectError::Wrong { name: self.name.clone(), what }));
                 }
-                Ok(None) if bytes.len() == wanted => return Ok((version, bytes)),
+                Ok(None) if bytes.len() == wanted => return Ok(version),
                 Ok(None) => return Err(Failure::passing(format!("it sent {} of {wanted} bytes", bytes.len()))),
                 Err(error) => return Err(lost(error)),
             }
