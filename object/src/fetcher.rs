@@ -11,8 +11,9 @@
 //! under way. At most [`UNDER_WAY`] blocks are, and [`ALL_UNDER_WAY`] of all objects of the
 //! process.
 //!
-//! Locks: `state`, and `buffers`, never one within the other. `state` is held for look-ups in tables and for copies to waiters, never while anything
-//! is waited for. The engine's threads take it in `want`; all else happens on the runtime.
+//! Locks: `state`, and `buffers`, never one within the other. `state` is held for look-ups in
+//! tables and for copies to waiters, never while anything is waited for. The engine's threads take
+//! it in `want`; all else happens on the runtime.
 
 use crate::{
     BLOCK_BYTES,
