@@ -34,6 +34,8 @@ pub(crate) enum Failure {
         said: String,
         /// How long the server asks to wait.
         pause: Option<Duration>,
+        /// Whether a connection was made.
+        is_connected: bool,
     },
     /// It will not.
     Final(ObjectError),
@@ -41,7 +43,7 @@ pub(crate) enum Failure {
 
 impl Failure {
     pub(crate) fn passing(said: impl Into<String>) -> Self {
-        Self::Passing { said: said.into(), pause: None }
+        Self::Passing { said: said.into(), pause: None, is_connected: true }
     }
 }
 
@@ -147,10 +149,10 @@ impl Asked<'_> {
                 Failure::Final(ObjectError::Denied { name, said, hint })
             }
             StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS => {
-                Failure::Passing { said, pause }
+                Failure::Passing { said, pause, is_connected: true }
             }
             StatusCode::NOT_IMPLEMENTED => self.unsuitable(&said),
-            status if status.is_server_error() => Failure::Passing { said, pause },
+            status if status.is_server_error() => Failure::Passing { said, pause, is_connected: true },
             _ => self.wrong(said),
         }
     }

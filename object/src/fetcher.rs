@@ -25,15 +25,18 @@ use crate::{
     },
     error::ObjectError,
     source::Source,
-    streams::Streams,
-    tries::Tries,
+    streams::{AHEAD_MAX, Streams},
 };
 use diskwright_store::Loan;
 use std::{
     collections::{BTreeMap, VecDeque},
     io,
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc::SyncSender},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+        mpsc::SyncSender,
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -164,6 +167,8 @@ pub(crate) struct Fetcher {
     state: Mutex<State>,
     /// Buffers of blocks that are free.
     buffers: Mutex<Vec<Vec<u8>>>,
+    /// It was said that blocks cannot be kept.
+    has_warned: AtomicBool,
     wake: Arc<Notify>,
 }
 
@@ -178,7 +183,16 @@ impl Fetcher {
         let blocks = Blocks::new(version.size_bytes.div_ceil(BLOCK_BYTES));
         let wake = Arc::new(Notify::new());
         let (state, buffers) = (Mutex::default(), Mutex::default());
-        let fetcher = Arc::new(Self { source, version, blocks, kept, state, buffers, wake: Arc::clone(&wake) });
+        let fetcher = Arc::new(Self {
+            source,
+            version,
+            blocks,
+            kept,
+            state,
+            buffers,
+            has_warned: AtomicBool::new(false),
+            wake: Arc::clone(&wake),
+        });
         let weak = Arc::downgrade(&fetcher);
         runtime.spawn(dispatch(weak, wake));
         fetcher
@@ -221,8 +235,7 @@ impl Fetcher {
     #[cold]
     pub(crate) fn goes_on(&self, block: u64) {
         let mut state = self.state();
-        let ahead = state.streams.goes_on();
-        self.want_ahead(&mut state, block + 1..block + 1 + ahead);
+        self.want_ahead(&mut state, block + 1..block + 1 + AHEAD_MAX);
         drop(state);
         self.wake.notify_one();
     }
@@ -432,7 +445,10 @@ impl Fetcher {
             match cache.keep(entry, block, &kept_bytes, &sums) {
                 Ok(()) => Some(sums),
                 Err(error) => {
-                    tracing::warn!("{}: a block cannot be kept: {error}", cache.folder().display());
+                    if !this.has_warned.swap(true, Ordering::Relaxed) {
+                        let folder = cache.folder().display();
+                        tracing::warn!("{folder}: what is fetched of {} is not kept: {error}", this.source.name());
+                    }
                     None
                 }
             }
@@ -451,13 +467,8 @@ impl Fetcher {
     async fn get(&self, run: Range<u64>) -> Result<Vec<u8>, ObjectError> {
         let mut bytes = self.buffer();
         let range = run.start * BLOCK_BYTES..(run.end * BLOCK_BYTES).min(self.version.size_bytes);
-        let mut tries = Tries::new(self.source.timeout);
-        loop {
-            let asked = tries.limited(self.source.get(range.clone(), &self.version, &mut bytes)).await;
-            if let Some(result) = tries.judge(self.source.name(), asked).await {
-                return result.map(|()| bytes);
-            }
-        }
+        self.source.get(range, &self.version, &mut bytes).await?;
+        Ok(bytes)
     }
 
     /// Whether blocks are wanted, or being kept.

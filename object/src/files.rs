@@ -16,7 +16,6 @@ use crate::{
     settings::Settings,
     source::Source,
     store::{ObjectStore, numbers},
-    tries::Tries,
     uri::{ObjectUri, Scheme, UrlSecrets},
 };
 use diskwright_store::{FileFacts, FileStore, FileSystem, Files, LockMode, OpenError, OpenOptions, Store};
@@ -119,15 +118,7 @@ impl ObjectFiles {
         let settings = self.settings()?;
         let source = Source::new(self.uri(path)?, &settings)?;
         let name = source.name().to_owned();
-        let asked = async move {
-            let mut tries = Tries::new(source.timeout);
-            loop {
-                let asked = tries.limited(source.version()).await;
-                if let Some(version) = tries.judge(source.name(), asked).await {
-                    return version.map(|version| (source, version));
-                }
-            }
-        };
+        let asked = async move { source.version().await.map(|version| (source, version)) };
         let failed = |source| ObjectError::local("start a thread for", Path::new(&name), source);
         let (source, version) = runtime::wait_for(asked).map_err(failed)??;
         if version.size_bytes > OBJECT_BYTES_MAX {

@@ -17,6 +17,7 @@ use crate::{
     credentials::Bucket,
     error::{ObjectError, Result},
     settings::Settings,
+    tries::Tries,
     uri::{ObjectUri, Scheme, is_loopback},
 };
 use reqwest::{Client, Response, StatusCode, Url, header};
@@ -80,16 +81,25 @@ impl Source {
         }
     }
 
-    /// The version that is there now.
-    pub(crate) async fn version(&self) -> Result<Version, Failure> {
+    /// The version that is there now. Asks again for as long as the timeout.
+    pub(crate) async fn version(&self) -> Result<Version> {
         let asked = Asked { name: &self.name, scheme: self.uri.scheme(), range: 0..1, version: None };
-        self.ask(&asked, &mut Vec::new()).await
+        self.ask_again(&asked, Tries::of_opening(self.timeout), &mut Vec::new()).await
     }
 
-    /// Bytes of a version, in place of what `into` has.
-    pub(crate) async fn get(&self, range: Range<u64>, version: &Version, into: &mut Vec<u8>) -> Result<(), Failure> {
+    /// Bytes of a version, in place of what `into` has. Asks again for as long as the timeout.
+    pub(crate) async fn get(&self, range: Range<u64>, version: &Version, into: &mut Vec<u8>) -> Result<()> {
         let asked = Asked { name: &self.name, scheme: self.uri.scheme(), range, version: Some(version) };
-        self.ask(&asked, into).await.map(|_| ())
+        self.ask_again(&asked, Tries::new(self.timeout), into).await.map(|_| ())
+    }
+
+    async fn ask_again(&self, asked: &Asked<'_>, mut tries: Tries, bytes: &mut Vec<u8>) -> Result<Version> {
+        loop {
+            let answered = tries.limited(self.ask(asked, bytes)).await;
+            if let Some(result) = tries.judge(&self.name, answered).await {
+                return result;
+            }
+        }
     }
 
     async fn ask(&self, asked: &Asked<'_>, bytes: &mut Vec<u8>) -> Result<Version, Failure> {
@@ -211,5 +221,5 @@ fn lost(error: reqwest::Error) -> Failure {
         said = inner.to_string();
         source = inner.source();
     }
-    Failure::passing(said)
+    Failure::Passing { said, pause: None, is_connected: !error.is_connect() }
 }

@@ -13,9 +13,7 @@ use crate::{
     error::{ObjectError, Result},
     fetcher::{Ahead, Fetcher, Memory},
 };
-use diskwright_store::{
-    Access, CopyAt, DataFile, FileRange, Lane, LaneOp, Loan, LockMode, OpenError, Placed, Placement, Store, Zeroing,
-};
+use diskwright_store::{Access, CopyAt, DataFile, FileRange, Lane, LaneOp, Loan, Placed, Placement, Store, Zeroing};
 use rustix::event::{EventfdFlags, eventfd};
 use std::{
     io,
@@ -179,12 +177,6 @@ impl Store for ObjectStore {
 
     fn identity(&self) -> Option<(u64, u64)> {
         Some(self.identity)
-    }
-
-    fn relock(&self, mode: LockMode) -> Result<(), OpenError> {
-        // An object cannot be locked, and need not be: every version stays as it is.
-        let _ = mode;
-        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 const STARTS: usize = 16;
 /// Blocks that are read ahead of a new stream, and at most.
 const AHEAD_MIN: u64 = 4;
-const AHEAD_MAX: u64 = 16;
+pub(crate) const AHEAD_MAX: u64 = 16;
 
 /// Streams of an object.
 #[derive(Debug, Default)]
@@ -33,12 +33,6 @@ impl Streams {
             self.starts.pop_front();
         }
         if is_stream { AHEAD_MIN } else { 0 }
-    }
-
-    /// A block that was read ahead is used for the first time: the stream goes on. Returns how many
-    /// blocks to have ahead of it.
-    pub(crate) fn goes_on(&mut self) -> u64 {
-        AHEAD_MAX
     }
 }
 

@@ -16,19 +16,28 @@ const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// How many times the timeout a block may take that comes slowly.
 const SLOW: u32 = 10;
+/// How long an opening tries to reach a server at all: its name may be wrong.
+const REACH: Duration = Duration::from_secs(5);
 
 /// The tries of one request.
 #[derive(Debug)]
 pub(crate) struct Tries {
     begun: Instant,
     timeout: Duration,
+    /// How long no connection may be made.
+    reach: Duration,
     pause: Duration,
 }
 
 impl Tries {
     /// The first try begins now.
     pub(crate) fn new(timeout: Duration) -> Self {
-        Self { begun: Instant::now(), timeout, pause: PAUSE_MIN }
+        Self { begun: Instant::now(), timeout, reach: timeout, pause: PAUSE_MIN }
+    }
+
+    /// The tries of the request that opens an object.
+    pub(crate) fn of_opening(timeout: Duration) -> Self {
+        Self { reach: REACH.min(timeout), ..Self::new(timeout) }
     }
 
     /// Gives a try its time. The client ends a try in which the server is silent for the timeout;
@@ -39,14 +48,16 @@ impl Tries {
 
     /// The final result, or `None` after a pause: then it is to be tried again.
     pub(crate) async fn judge<T>(&mut self, name: &str, result: Result<T, Failure>) -> Option<Result<T>> {
-        let (last, wanted) = match result {
+        let (last, wanted, limit) = match result {
             Ok(found) => return Some(Ok(found)),
             Err(Failure::Final(error)) => return Some(Err(error)),
-            Err(Failure::Passing { said, pause }) => (said, pause),
+            Err(Failure::Passing { said, pause, is_connected }) => {
+                (said, pause, if is_connected { self.timeout } else { self.reach })
+            }
         };
         let pause = wanted.unwrap_or(self.pause);
-        if self.begun.elapsed() + pause >= self.timeout {
-            let seconds = self.timeout.as_secs();
+        if self.begun.elapsed() + pause >= limit {
+            let seconds = limit.as_secs();
             return Some(Err(ObjectError::Unreachable { name: name.into(), seconds, last }));
         }
         sleep(pause).await;
