@@ -25,7 +25,7 @@ use object_store::{
     signer::Signer,
 };
 use reqwest::{Client, Method, Url};
-use std::{collections::HashMap, fs, path::PathBuf, time::Duration};
+use std::{collections::HashMap, fs, path::PathBuf, sync::Arc, time::Duration};
 
 const DEFAULT_REGION: &str = "us-east-1";
 
@@ -81,6 +81,18 @@ impl Bucket {
         let store = builder.with_http_connector(OurClient(client::client(settings)?)).with_retry(retry).build();
         let store = store.map_err(|error| failed(error.to_string()))?;
         Ok(Self { store, endpoint, is_public, name: uri.host().to_owned() })
+    }
+
+    /// What writes to the bucket.
+    ///
+    /// # Errors
+    /// [`ObjectError::Credentials`] if requests are not signed.
+    pub(crate) fn writer(self) -> Result<Arc<AmazonS3>> {
+        if self.is_public {
+            let why = "AWS_SKIP_SIGNATURE is set, and nothing is written without a signature".to_owned();
+            return Err(ObjectError::Credentials { name: self.name, why });
+        }
+        Ok(Arc::new(self.store))
     }
 
     /// The server.

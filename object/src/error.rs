@@ -109,6 +109,36 @@ pub enum ObjectError {
         /// The last failure.
         last: String,
     },
+    /// A disk of this name was pushed already.
+    #[error("{name}: a disk of this name is there already, and pushed disks never change; choose another name")]
+    Exists {
+        /// The name.
+        name: String,
+    },
+    /// A manifest, a chunk or a list whose bytes are wrong.
+    #[error("{name}: it is damaged: {what}; get it from a copy of the repository, or push the disk again")]
+    Damaged {
+        /// The name.
+        name: String,
+        /// What was found and what was expected.
+        what: String,
+    },
+    /// The server cannot keep a repository, or not this disk.
+    #[error("{name}: disks cannot be pushed there: {what}")]
+    NoRepository {
+        /// The name.
+        name: String,
+        /// What it lacks.
+        what: String,
+    },
+    /// A request that failed, also when it was repeated.
+    #[error("{name}: the request failed: {said}; look at the network and the server, then try again")]
+    Failed {
+        /// The name.
+        name: String,
+        /// What happened.
+        said: String,
+    },
     /// A write.
     #[error("{name}: an object cannot be written in place; open it read-only, or make a child of it on a local disk")]
     ReadOnly {
@@ -138,9 +168,12 @@ impl ObjectError {
         match self {
             Self::BadName { .. } | Self::PlainHttp { .. } | Self::Region { .. } => ErrorCode::InvalidInput,
             Self::Missing { .. } => ErrorCode::NotFound,
+            Self::Exists { .. } => ErrorCode::Exists,
+            Self::Damaged { .. } => ErrorCode::Corrupt,
+            Self::Failed { .. } => ErrorCode::Connection,
             Self::Denied { .. } | Self::Credentials { .. } | Self::Redirect { .. } => ErrorCode::PermissionDenied,
             Self::Changed { .. } | Self::Wrong { .. } => ErrorCode::Protocol,
-            Self::Unsuitable { .. } => ErrorCode::Unsupported,
+            Self::Unsuitable { .. } | Self::NoRepository { .. } => ErrorCode::Unsupported,
             Self::Unreachable { .. } => ErrorCode::Connection,
             Self::ReadOnly { .. } => ErrorCode::ReadOnly,
             Self::Local { .. } => ErrorCode::Io,
@@ -152,9 +185,11 @@ impl ObjectError {
         match self {
             Self::BadName { .. } | Self::PlainHttp { .. } | Self::Region { .. } => io::ErrorKind::InvalidInput,
             Self::Missing { .. } => io::ErrorKind::NotFound,
+            Self::Exists { .. } => io::ErrorKind::AlreadyExists,
+            Self::Failed { .. } => io::ErrorKind::ConnectionAborted,
             Self::Denied { .. } | Self::Credentials { .. } | Self::Redirect { .. } => io::ErrorKind::PermissionDenied,
-            Self::Changed { .. } | Self::Wrong { .. } => io::ErrorKind::InvalidData,
-            Self::Unsuitable { .. } => io::ErrorKind::Unsupported,
+            Self::Changed { .. } | Self::Wrong { .. } | Self::Damaged { .. } => io::ErrorKind::InvalidData,
+            Self::Unsuitable { .. } | Self::NoRepository { .. } => io::ErrorKind::Unsupported,
             Self::Unreachable { .. } => io::ErrorKind::TimedOut,
             Self::ReadOnly { .. } => io::ErrorKind::ReadOnlyFilesystem,
             Self::Local { source, .. } => source.kind(),

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A run of blocks that follow each other is fetched by one GET when more is wanted than may be
-//! under way. At most [`UNDER_WAY`] blocks are, and [`ALL_UNDER_WAY`] of all objects of the
+//! under way, and the blocks of a pushed disk's chunk always are. At most [`UNDER_WAY`] blocks are, and [`ALL_UNDER_WAY`] of all objects of the
 //! process.
 //!
 //! Locks: `state`, and `buffers`, never one within the other. `state` is held for look-ups in
@@ -17,14 +17,13 @@
 
 use crate::{
     BLOCK_BYTES,
-    answer::Version,
     blocks::Blocks,
     cache::{
         Cache, Entry,
         map::{Sums, sums_of},
     },
     error::ObjectError,
-    source::Source,
+    origin::Origin,
     streams::{AHEAD_MAX, Streams},
 };
 use diskwright_store::Loan;
@@ -59,6 +58,9 @@ const RECENT: usize = 32;
 const LOOK: Duration = Duration::from_millis(4);
 /// Blocks that are fetched before the cache is told which ones were used.
 const TELL: u64 = 64;
+
+/// A block that was never written, of a pushed disk.
+static ZEROS: [u8; BLOCK_BYTES as usize] = [0; BLOCK_BYTES as usize];
 
 static ALL: Semaphore = Semaphore::const_new(ALL_UNDER_WAY);
 
@@ -159,8 +161,7 @@ struct State {
 /// Fetches the blocks of one object; see the module documentation.
 #[derive(Debug)]
 pub(crate) struct Fetcher {
-    pub(crate) source: Source,
-    pub(crate) version: Version,
+    pub(crate) origin: Origin,
     pub(crate) blocks: Blocks,
     /// Where blocks are kept, if they are.
     pub(crate) kept: Option<(Arc<Cache>, Entry)>,
@@ -174,18 +175,12 @@ pub(crate) struct Fetcher {
 
 impl Fetcher {
     /// Starts a fetcher. It works until it is dropped.
-    pub(crate) fn start(
-        runtime: &Handle,
-        source: Source,
-        version: Version,
-        kept: Option<(Arc<Cache>, Entry)>,
-    ) -> Arc<Self> {
-        let blocks = Blocks::new(version.size_bytes.div_ceil(BLOCK_BYTES));
+    pub(crate) fn start(runtime: &Handle, origin: Origin, kept: Option<(Arc<Cache>, Entry)>) -> Arc<Self> {
+        let blocks = Blocks::new(origin.size_bytes().div_ceil(BLOCK_BYTES));
         let wake = Arc::new(Notify::new());
         let (state, buffers) = (Mutex::default(), Mutex::default());
         let fetcher = Arc::new(Self {
-            source,
-            version,
+            origin,
             blocks,
             kept,
             state,
@@ -209,6 +204,10 @@ impl Fetcher {
         let waiter = Arc::new(Waiter { offset_bytes, state: Mutex::new((Some(memory), left)) });
         let mut state = self.state();
         for block in blocks {
+            if self.origin.is_zeros(block) {
+                waiter.take(block, Ok(&ZEROS[..self.block_bytes(block)]));
+                continue;
+            }
             if ahead == Ahead::May && block * BLOCK_BYTES >= offset_bytes {
                 let ahead = state.streams.missed(block);
                 self.want_ahead(&mut state, block + 1..block + 1 + ahead);
@@ -241,9 +240,10 @@ impl Fetcher {
     }
 
     fn want_ahead(&self, state: &mut State, blocks: Range<u64>) {
-        let end = self.version.size_bytes.div_ceil(BLOCK_BYTES);
+        let end = self.origin.size_bytes().div_ceil(BLOCK_BYTES);
         for block in blocks.start..blocks.end.min(end) {
-            if self.blocks.get(block).is_none() && !state.wanted.contains_key(&block) {
+            let is_fetched = self.blocks.get(block).is_some() || self.origin.is_zeros(block);
+            if !is_fetched && !state.wanted.contains_key(&block) {
                 state.wanted.insert(block, Wanted::default());
                 state.ahead.push_back(block);
             }
@@ -258,7 +258,7 @@ impl Fetcher {
         }
         let is_waiting =
             |state: &State, block: u64| state.wanted.get(&block).is_some_and(|wanted| !wanted.is_under_way);
-        let start = loop {
+        let first = loop {
             let block = match state.first.pop_front() {
                 Some(block) => block,
                 None => state.ahead.pop_front()?,
@@ -271,14 +271,22 @@ impl Fetcher {
         // While there is room for all, each is fetched by itself, at the same time.
         let waiting = state.first.len() + state.ahead.len();
         let most = if waiting >= room { RUN_MAX.min(room as u64) } else { 1 };
-        let mut end = start + 1;
-        while end - start < most && is_waiting(&state, end) {
+        let unit = self.origin.unit_of(first);
+        let may_come = |state: &State, block: u64| {
+            is_waiting(state, block) || self.blocks.get(block).is_none() && !state.wanted.contains_key(&block)
+        };
+        let (mut start, mut end) = (first, first + 1);
+        // What is fetched together anyway is kept together.
+        while start > unit.start && may_come(&state, start - 1) {
+            start -= 1;
+        }
+        while end < unit.end && may_come(&state, end)
+            || unit.end - unit.start == 1 && end - start < most && is_waiting(&state, end)
+        {
             end += 1;
         }
         for block in start..end {
-            if let Some(wanted) = state.wanted.get_mut(&block) {
-                wanted.is_under_way = true;
-            }
+            state.wanted.entry(block).or_default().is_under_way = true;
         }
         state.under_way += (end - start) as usize;
         Some(start..end)
@@ -329,7 +337,7 @@ impl Fetcher {
 
     /// Brings the first blocks of a run. Returns the rest.
     async fn fetch_some(self: &Arc<Self>, run: Range<u64>) -> Range<u64> {
-        let (mut locked, deadline) = (run.start, Instant::now() + self.source.timeout);
+        let (mut locked, deadline) = (run.start, Instant::now() + self.origin.timeout());
         // The first block may be in the cache by now; and all that is to be fetched is locked.
         if self.kept.is_some() {
             while locked < run.end {
@@ -447,7 +455,7 @@ impl Fetcher {
                 Err(error) => {
                     if !this.has_warned.swap(true, Ordering::Relaxed) {
                         let folder = cache.folder().display();
-                        tracing::warn!("{folder}: what is fetched of {} is not kept: {error}", this.source.name());
+                        tracing::warn!("{folder}: what is fetched of {} is not kept: {error}", this.origin.name());
                     }
                     None
                 }
@@ -463,11 +471,16 @@ impl Fetcher {
         }
     }
 
+    /// Length of a block in bytes: the last one ends with the object.
+    fn block_bytes(&self, block: u64) -> usize {
+        (self.origin.size_bytes() - block * BLOCK_BYTES).min(BLOCK_BYTES) as usize
+    }
+
     /// Gets a run of blocks from the server, however often that must be tried.
     async fn get(&self, run: Range<u64>) -> Result<Vec<u8>, ObjectError> {
         let mut bytes = self.buffer();
-        let range = run.start * BLOCK_BYTES..(run.end * BLOCK_BYTES).min(self.version.size_bytes);
-        self.source.get(range, &self.version, &mut bytes).await?;
+        let range = run.start * BLOCK_BYTES..(run.end * BLOCK_BYTES).min(self.origin.size_bytes());
+        self.origin.get(range, &mut bytes).await?;
         Ok(bytes)
     }
 

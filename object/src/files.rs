@@ -12,6 +12,8 @@ use crate::{
     },
     error::{ObjectError, Result},
     fetcher::{Ahead, Fetcher},
+    origin::Origin,
+    repository::{MAGIC, MANIFEST_BYTES_MAX, Manifest, hex},
     runtime,
     settings::Settings,
     source::Source,
@@ -25,7 +27,7 @@ use std::{
     ops::Range,
     path::{Path, PathBuf},
     sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 /// How long the end of a program waits for the cache.
@@ -37,6 +39,16 @@ const PREFETCH_BYTES: usize = 16 << 20;
 /// How names of objects begin.
 pub const SCHEMES: [&str; 3] = [Scheme::S3.prefix(), Scheme::Https.prefix(), Scheme::Http.prefix()];
 
+/// Manifests of pushed disks that stay in memory.
+const MANIFESTS_MAX: usize = 16;
+
+/// An object that is there.
+struct Looked {
+    origin: Origin,
+    identity: Identity,
+    modified: Option<SystemTime>,
+}
+
 /// What is shared by all stores of a version of an object.
 type Open = (Identity, Weak<Fetcher>);
 
@@ -44,6 +56,8 @@ type Open = (Identity, Weak<Fetcher>);
 struct Known {
     secrets: HashMap<String, UrlSecrets>,
     open: Vec<Open>,
+    /// Manifests that were read, by name, server and ETag.
+    manifests: HashMap<[String; 3], Arc<Manifest>>,
     cache: Option<(Settings, Option<Arc<Cache>>)>,
 }
 
@@ -114,20 +128,52 @@ impl ObjectFiles {
     }
 
     /// An object that is there now, and its version.
-    fn look(&self, path: &Path) -> Result<(Source, Identity, Version)> {
+    fn look(&self, path: &Path) -> Result<Looked> {
         let settings = self.settings()?;
         let source = Source::new(self.uri(path)?, &settings)?;
         let name = source.name().to_owned();
-        let asked = async move { source.version().await.map(|version| (source, version)) };
+        let asked = async move { source.version().await.map(|found| (source, found)) };
         let failed = |source| ObjectError::local("start a thread for", Path::new(&name), source);
-        let (source, version) = runtime::wait_for(asked).map_err(failed)??;
+        let (source, (version, start)) = runtime::wait_for(asked).map_err(failed)??;
         if version.size_bytes > OBJECT_BYTES_MAX {
             let what = format!("the object has {} bytes, and more than 64 TiB are not supported", version.size_bytes);
             return Err(ObjectError::Unsuitable { name, what });
         }
-        let server = source.server().to_owned();
+        let (server, modified) = (source.server().to_owned(), version.modified);
+        if start.starts_with(MAGIC) {
+            let (source, manifest) = self.manifest(source, version)?;
+            let etag = format!("contents:{}", hex(&manifest.contents_id()));
+            let identity = Identity { name, server, etag, size_bytes: manifest.facts().size_bytes };
+            return Ok(Looked { origin: Origin::Pushed(source, manifest), identity, modified });
+        }
         let identity = Identity { name, server, etag: version.etag.clone(), size_bytes: version.size_bytes };
-        Ok((source, identity, version))
+        Ok(Looked { origin: Origin::Object(source, version), identity, modified })
+    }
+
+    /// The manifest of a pushed disk.
+    fn manifest(&self, source: Source, version: Version) -> Result<(Source, Arc<Manifest>)> {
+        let name = source.name().to_owned();
+        let key = [name.clone(), source.server().to_owned(), version.etag.clone()];
+        if let Some(manifest) = self.known().manifests.get(&key) {
+            return Ok((source, Arc::clone(manifest)));
+        }
+        let damaged = |what| ObjectError::Damaged { name: name.clone(), what };
+        if version.size_bytes > MANIFEST_BYTES_MAX {
+            return Err(damaged(format!("the manifest has {} bytes, more than any disk needs", version.size_bytes)));
+        }
+        let got = async move {
+            let mut bytes = Vec::new();
+            source.get(0..version.size_bytes, &version, &mut bytes).await.map(|()| (source, bytes))
+        };
+        let failed = |source| ObjectError::local("start a thread for", Path::new(&name), source);
+        let (source, bytes) = runtime::wait_for(got).map_err(failed)??;
+        let manifest = Arc::new(Manifest::of_bytes(&bytes).map_err(damaged)?);
+        let mut known = self.known();
+        if known.manifests.len() >= MANIFESTS_MAX {
+            known.manifests.clear();
+        }
+        known.manifests.insert(key, Arc::clone(&manifest));
+        Ok((source, manifest))
     }
 
     /// Opens an object.
@@ -139,7 +185,7 @@ impl ObjectFiles {
             return Err(ObjectError::ReadOnly { name: self.uri(path)?.name() });
         }
         let settings = self.settings()?;
-        let (source, identity, version) = self.look(path)?;
+        let Looked { origin, identity, .. } = self.look(path)?;
         let failed = |doing| move |source| ObjectError::local(doing, path, source);
         let runtime = runtime::handle().map_err(failed("start a thread for"))?;
         let cache = self.cache(&settings);
@@ -155,7 +201,7 @@ impl ObjectFiles {
                     None
                 }
             });
-            let fetcher = Fetcher::start(&runtime, source, version, kept);
+            let fetcher = Fetcher::start(&runtime, origin, kept);
             known.open.push((identity.clone(), Arc::downgrade(&fetcher)));
             fetcher
         });
@@ -254,8 +300,8 @@ impl FileSystem for ObjectFiles {
     }
 
     fn facts(&self, path: &Path) -> io::Result<FileFacts> {
-        let (_, identity, version) = self.look(path)?;
-        Ok(FileFacts { identity: numbers(&identity), modified: version.modified })
+        let Looked { identity, modified, .. } = self.look(path)?;
+        Ok(FileFacts { identity: numbers(&identity), modified })
     }
 
     /// None: what else is in a bucket does not matter to an object that cannot be written.

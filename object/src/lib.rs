@@ -8,6 +8,8 @@
 //!   client.rs       the HTTP client: TLS, redirects, timeouts
 //!   source.rs       one object: its size and ETag, and ranges of it, each with If-Match
 //!   answer.rs       what a server's answer means: bytes, try again, or an error
+//!   origin.rs       where blocks come from: an object, or the chunks of a pushed disk
+//!   repository/     disks that are pushed to a bucket as chunks
 //!   fetcher.rs      blocks of 1 MiB: wanted, under way, read ahead
 //!   tries.rs        requests that are repeated
 //!   streams.rs      which reads are sequential
@@ -38,6 +40,8 @@ mod credentials;
 mod error;
 mod fetcher;
 mod files;
+mod origin;
+pub mod repository;
 mod runtime;
 mod settings;
 mod source;

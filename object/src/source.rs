@@ -1,7 +1,7 @@
 //! One object: its version, and ranges of it.
 //!
 //! ```text
-//!   open ─▶ GET bytes=0-0 ─▶ size, ETag           a server that ignores ranges is refused here
+//!   open ─▶ GET bytes=0-15 ─▶ size, ETag, start   a server that ignores ranges is refused here
 //!   get  ─▶ GET bytes=a-b, If-Match: ETag ─▶ exactly these bytes of this version, or a failure
 //! ```
 //!
@@ -23,7 +23,7 @@ use crate::{
 use reqwest::{Client, Response, StatusCode, Url, header};
 use std::{
     ops::Range,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -32,12 +32,14 @@ const SIGNED_FOR: Duration = Duration::from_secs(3600);
 /// How long it is used.
 const SIGNED_USE: Duration = Duration::from_secs(600);
 const REDIRECTS_MAX: usize = 5;
+/// Bytes that are read to open an object: by them it shows whether it is a manifest.
+const START_BYTES: u64 = 16;
 
 /// Where the object is.
 #[derive(Debug)]
 enum Address {
     Url(Url),
-    Bucket { bucket: Bucket, signed: Mutex<Option<(Instant, Url)>> },
+    Bucket { bucket: Arc<Bucket>, signed: Mutex<Option<(Instant, Url)>> },
 }
 
 /// An object on its server.
@@ -62,10 +64,20 @@ impl Source {
         }
         let client = client::client(settings)?;
         let address = match uri.scheme() {
-            Scheme::S3 => Address::Bucket { bucket: Bucket::of(&uri, settings)?, signed: Mutex::default() },
+            Scheme::S3 => Address::Bucket { bucket: Arc::new(Bucket::of(&uri, settings)?), signed: Mutex::default() },
             Scheme::Https | Scheme::Http => Address::Url(url_of(&uri)?),
         };
         Ok(Self { uri, name, client, address, timeout: settings.timeout })
+    }
+
+    /// An object in the same folder, or in one below it.
+    pub(crate) fn beside(&self, key: &str) -> Result<Self> {
+        let uri = self.uri.beside(key);
+        let address = match &self.address {
+            Address::Bucket { bucket, .. } => Address::Bucket { bucket: Arc::clone(bucket), signed: Mutex::default() },
+            Address::Url(_) => Address::Url(url_of(&uri)?),
+        };
+        Ok(Self { name: uri.name(), uri, client: self.client.clone(), address, timeout: self.timeout })
     }
 
     /// The name, without secrets.
@@ -81,10 +93,18 @@ impl Source {
         }
     }
 
-    /// The version that is there now. Asks again for as long as the timeout.
-    pub(crate) async fn version(&self) -> Result<Version> {
-        let asked = Asked { name: &self.name, scheme: self.uri.scheme(), range: 0..1, version: None };
-        self.ask_again(&asked, Tries::of_opening(self.timeout), &mut Vec::new()).await
+    /// The version that is there now, and its first bytes. Asks again for as long as the timeout.
+    pub(crate) async fn version(&self) -> Result<(Version, Vec<u8>)> {
+        let mut start = Vec::new();
+        let asked = Asked { name: &self.name, scheme: self.uri.scheme(), range: 0..START_BYTES, version: None };
+        let version = self.ask_again(&asked, Tries::of_opening(self.timeout), &mut start).await?;
+        Ok((version, start))
+    }
+
+    /// The first bytes of an object whose version does not matter, all of them if it is shorter.
+    pub(crate) async fn get_start(&self, len_bytes: u64, into: &mut Vec<u8>) -> Result<Version> {
+        let asked = Asked { name: &self.name, scheme: self.uri.scheme(), range: 0..len_bytes, version: None };
+        self.ask_again(&asked, Tries::new(self.timeout), into).await
     }
 
     /// Bytes of a version, in place of what `into` has. Asks again for as long as the timeout.
@@ -112,7 +132,7 @@ impl Source {
             return Err(asked.refusal(answer).await);
         }
         let version = asked.check(answer.headers())?;
-        let wanted = (asked.range.end - asked.range.start) as usize;
+        let wanted = (asked.range.end.min(version.size_bytes) - asked.range.start) as usize;
         bytes.clear();
         bytes.reserve_exact(wanted);
         loop {

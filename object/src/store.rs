@@ -12,8 +12,11 @@ use crate::{
     cache::map::{Identity, have_sums},
     error::{ObjectError, Result},
     fetcher::{Ahead, Fetcher, Memory},
+    repository::{CHUNK_BYTES, Manifest},
 };
-use diskwright_store::{Access, CopyAt, DataFile, FileRange, Lane, LaneOp, Loan, Placed, Placement, Store, Zeroing};
+use diskwright_store::{
+    Access, CopyAt, DataFile, FileRange, Lane, LaneOp, Loan, Placed, Placement, SectorSizes, Store, Zeroing,
+};
 use rustix::event::{EventfdFlags, eventfd};
 use std::{
     io,
@@ -30,6 +33,7 @@ use tokio::runtime::Handle;
 pub struct ObjectStore {
     name: PathBuf,
     identity: (u64, u64),
+    contents_id: Option<[u8; 16]>,
     fetcher: Arc<Fetcher>,
     lane: Arc<ObjectLane>,
     /// The cache's file, if blocks are kept.
@@ -61,11 +65,18 @@ impl ObjectStore {
     ) -> io::Result<Self> {
         let silent = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let lane = Arc::new(ObjectLane { fetcher: Arc::clone(&fetcher), data: data.clone(), runtime, silent });
-        Ok(Self { name: identity.name.clone().into(), identity: numbers(identity), fetcher, lane, data })
+        let contents_id = fetcher.origin.manifest().map(|manifest| manifest.contents_uuid());
+        let name = identity.name.clone().into();
+        Ok(Self { name, identity: numbers(identity), contents_id, fetcher, lane, data })
     }
 
     pub(crate) fn size_bytes(&self) -> u64 {
-        self.fetcher.version.size_bytes
+        self.fetcher.origin.size_bytes()
+    }
+
+    /// The manifest, if it is a pushed disk.
+    pub fn manifest(&self) -> Option<&Manifest> {
+        self.fetcher.origin.manifest().map(Arc::as_ref)
     }
 
     /// Reads a range, which lies within the object and is not empty.
@@ -128,12 +139,12 @@ impl Store for ObjectStore {
     }
 
     fn len_bytes(&self) -> io::Result<u64> {
-        Ok(self.fetcher.version.size_bytes)
+        Ok(self.fetcher.origin.size_bytes())
     }
 
     fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
         let end_bytes = offset_bytes.checked_add(buf.len() as u64).ok_or(io::ErrorKind::InvalidInput)?;
-        if end_bytes > self.fetcher.version.size_bytes {
+        if end_bytes > self.fetcher.origin.size_bytes() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         if buf.is_empty() { Ok(()) } else { Ok(self.read_whole(buf, offset_bytes, Ahead::May)?) }
@@ -177,6 +188,30 @@ impl Store for ObjectStore {
 
     fn identity(&self) -> Option<(u64, u64)> {
         Some(self.identity)
+    }
+
+    fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
+        let size_bytes = self.fetcher.origin.size_bytes();
+        let Some(manifest) = self.fetcher.origin.manifest().filter(|_| offset_bytes < size_bytes) else {
+            let all = FileRange { offset_bytes, len_bytes: size_bytes.saturating_sub(offset_bytes) };
+            return Ok((all.len_bytes > 0).then_some(all));
+        };
+        Ok(manifest.next_run(offset_bytes / CHUNK_BYTES).map(|run| {
+            let start = offset_bytes.max(run.start * CHUNK_BYTES);
+            FileRange { offset_bytes: start, len_bytes: (run.end * CHUNK_BYTES).min(size_bytes) - start }
+        }))
+    }
+
+    fn contents_id(&self) -> Option<[u8; 16]> {
+        self.contents_id
+    }
+
+    fn sector_bytes(&self) -> SectorSizes {
+        let unknown = SectorSizes { logical_bytes: 512, physical_bytes: 4096 };
+        self.fetcher.origin.manifest().map_or(unknown, |manifest| {
+            let facts = manifest.facts();
+            SectorSizes { logical_bytes: facts.logical_sector_bytes, physical_bytes: facts.physical_sector_bytes }
+        })
     }
 }
 
@@ -225,12 +260,12 @@ impl Lane for ObjectLane {
             LaneOp::Read { offset_bytes } => offset_bytes,
             LaneOp::Sync => return loan.complete(Ok(())),
             LaneOp::Write { .. } | LaneOp::Zero { .. } => {
-                let name = self.fetcher.source.name().to_owned();
+                let name = self.fetcher.origin.name().to_owned();
                 return loan.complete(Err(ObjectError::ReadOnly { name }.into()));
             }
         };
         let len_bytes = loan.len() as u64;
-        let size_bytes = self.fetcher.version.size_bytes;
+        let size_bytes = self.fetcher.origin.size_bytes();
         if offset_bytes.checked_add(len_bytes).is_none_or(|end_bytes| end_bytes > size_bytes) {
             return loan.complete(Err(io::ErrorKind::UnexpectedEof.into()));
         }
@@ -260,6 +295,6 @@ impl Lane for ObjectLane {
 
     fn patience(&self) -> Duration {
         // A server that is lost is an error after its timeout.
-        self.fetcher.source.timeout + Duration::from_secs(5)
+        self.fetcher.origin.timeout() + Duration::from_secs(5)
     }
 }

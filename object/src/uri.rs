@@ -140,6 +140,14 @@ impl ObjectUri {
         Self { secrets, ..self }
     }
 
+    /// An object in the same folder, or in one below it. A query is a signature of one object, so
+    /// it is left out.
+    pub(crate) fn beside(&self, key: &str) -> Self {
+        let folder = self.key.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let key = if folder.is_empty() { key.to_owned() } else { format!("{folder}/{key}") };
+        Self { key, secrets: UrlSecrets { query: None, ..self.secrets.clone() }, ..self.clone() }
+    }
+
     /// Whether the host is this machine.
     pub fn is_loopback(&self) -> bool {
         self.scheme != Scheme::S3 && is_loopback(&self.host)

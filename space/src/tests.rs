@@ -12,6 +12,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -44,8 +45,10 @@ impl Bench {
         Pool::open(&self.paths, options).map(Arc::new)
     }
 
+    /// Waits for the own threads of a pool that was just dropped.
     pub(crate) fn open(&self) -> Arc<Pool> {
-        self.open_with(&PoolOptions { writable: true, ..PoolOptions::default() }).unwrap()
+        let options = PoolOptions { writable: true, ..PoolOptions::default() };
+        Arc::new(Pool::open_within(&self.paths, &options, Duration::from_secs(30)).unwrap())
     }
 
     /// A pool with one file, "disk".

@@ -208,6 +208,12 @@ pub trait Store: Send + Sync + fmt::Debug {
         self.beneath()?.identity()
     }
 
+    /// Tells the contents of the store from all others, for a store whose contents never change: an
+    /// object that was pushed to a server. An image of it without an identity of its own has this one.
+    fn contents_id(&self) -> Option<[u8; 16]> {
+        self.beneath()?.contents_id()
+    }
+
     /// Whether the inode number of [`Store::identity`] is still that of the file when its file
     /// system is mounted again. Not on FAT, exFAT and some network file systems, which make the
     /// numbers up. A record that outlives the session must not rely on the number there.

@@ -1,0 +1,224 @@
+//! A push that is under way, and what it knows of the repository.
+//!
+//! ```text
+//!   pushing/ID/start    written first, with If-None-Match, twice: the second time must fail
+//!   pushing/ID/alive    written again from time to time
+//!   condemned/...       read after that: these chunks are as good as gone
+//!   chunks/...          listed after that: what is there and not condemned need not be sent
+//!   NAME                the manifest, with If-None-Match: the push is done
+//!   pushing/ID/...      deleted
+//! ```
+//!
+//! `prune.rs` says why no chunk is lost by this order. A push must not publish its manifest when
+//! `prune` may have taken it for dead, which it does [`LEASE`] after the last sign of life. So a push
+//! that could give no sign for [`LEASE_USE`] fails. Time is measured by a clock that goes on while
+//! the machine sleeps.
+
+use super::{
+    keys::{CHUNKS, CONDEMNED, ChunkKey, Digest, PUSHING, PushId},
+    manifest::{CHUNK_OBJECT_MAX, Chunk},
+    remote::Remote,
+};
+use crate::error::{ObjectError, Result};
+use rustix::time::{ClockId, clock_gettime};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+/// A push without a sign of life for so long is taken for dead.
+pub(super) const LEASE: Duration = Duration::from_secs(24 * 3600);
+/// A push that has given none for so long does not go on.
+const LEASE_USE: Duration = Duration::from_secs(12 * 3600);
+/// How often it gives one.
+const SIGN: Duration = Duration::from_secs(900);
+
+/// A push; see the module documentation.
+#[derive(Debug)]
+pub(super) struct Session<'a> {
+    remote: &'a dyn Remote,
+    pub(super) id: PushId,
+    /// When the last sign of life was begun that has arrived.
+    alive: Mutex<Duration>,
+    /// Chunks that are there and stay, by their digests. Chunks that this push has sent are added.
+    known: Mutex<HashMap<Digest, Chunk>>,
+}
+
+/// Time since the machine was started, also while it slept.
+fn now() -> Duration {
+    let now = clock_gettime(ClockId::Boottime);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
+}
+
+/// A random number that no other program draws.
+pub(super) fn random() -> Result<u64> {
+    let mut bytes = [0; 8];
+    ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut bytes).map_err(|_| {
+        ObjectError::local(
+            "draw",
+            std::path::Path::new("a random number"),
+            std::io::Error::other("the system has none"),
+        )
+    })?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+fn start_key(id: PushId) -> String {
+    format!("{PUSHING}{id}/start")
+}
+
+fn alive_key(id: PushId) -> String {
+    format!("{PUSHING}{id}/alive")
+}
+
+impl<'a> Session<'a> {
+    /// Begins a push, and learns which chunks are there.
+    ///
+    /// # Errors
+    /// [`ObjectError::NoRepository`] if the server ignores conditions; the server's errors.
+    pub(super) fn begin(remote: &'a dyn Remote) -> Result<Self> {
+        let (id, begun) = (PushId(random()?), now());
+        let start = start_key(id);
+        let text = format!("a push, begun by process {}\n", std::process::id());
+        // If the server has written it and its answer was lost, it is there at the second try.
+        remote.put_new(&start, text.clone().into())?;
+        if remote.put_new(&start, text.into())? {
+            let _ = remote.delete(&[start]);
+            let what = "the server ignores If-None-Match, so two pushes could overwrite each other".to_owned();
+            return Err(ObjectError::NoRepository { name: remote.name_of(""), what });
+        }
+        let session = Self { remote, id, alive: Mutex::new(begun), known: Mutex::default() };
+        match session.learn() {
+            Ok(()) => Ok(session),
+            Err(error) => {
+                session.end();
+                Err(error)
+            }
+        }
+    }
+
+    fn learn(&self) -> Result<()> {
+        let condemned = condemned(self.remote)?;
+        let gone: HashSet<ChunkKey> = condemned.into_iter().flat_map(|list| list.chunks).collect();
+        let mut known = self.known();
+        for found in self.remote.list(CHUNKS, false)? {
+            let object_bytes = u32::try_from(found.size_bytes).ok().filter(|len| (2..=CHUNK_OBJECT_MAX).contains(len));
+            if let (Some(key), Some(object_bytes)) = (ChunkKey::parse(&found.key), object_bytes)
+                && !gone.contains(&key)
+            {
+                known.insert(key.digest, Chunk { key, object_bytes });
+            }
+        }
+        Ok(())
+    }
+
+    fn known(&self) -> std::sync::MutexGuard<'_, HashMap<Digest, Chunk>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A chunk that is there.
+    pub(super) fn find(&self, digest: &Digest) -> Option<Chunk> {
+        self.known().get(digest).copied()
+    }
+
+    /// Sends the object of a chunk.
+    pub(super) fn send(&self, digest: Digest, object: Vec<u8>) -> Result<Chunk> {
+        let chunk = Chunk { key: ChunkKey { digest, push: self.id }, object_bytes: object.len() as u32 };
+        self.remote.put(&chunk.key.to_string(), object)?;
+        self.known().insert(digest, chunk);
+        Ok(chunk)
+    }
+
+    /// Says that this push is alive, if it is time to. To be called again and again.
+    ///
+    /// # Errors
+    /// It could not be said for too long; the server's errors.
+    pub(super) fn give_sign(&self) -> Result<()> {
+        let mut alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner);
+        let begun = now();
+        if begun.saturating_sub(*alive) < SIGN {
+            return Ok(());
+        }
+        self.check(*alive, begun)?;
+        self.remote.put(&alive_key(self.id), Vec::from("alive\n"))?;
+        *alive = begun;
+        Ok(())
+    }
+
+    fn check(&self, alive: Duration, now: Duration) -> Result<()> {
+        if now.saturating_sub(alive) < LEASE_USE {
+            return Ok(());
+        }
+        let said = "it could not be reached for 12 hours, or this machine has slept; push again, which sends only what is missing";
+        Err(ObjectError::Failed { name: self.remote.name_of(""), said: said.into() })
+    }
+
+    /// Publishes the manifest, and ends the push. It is there for all then, or somebody else has
+    /// published one of this name.
+    ///
+    /// # Errors
+    /// [`ObjectError::Exists`]; the server's errors, after which it may be there, or come to be
+    /// there later. So the push is not ended then.
+    pub(super) fn publish(self, name: &str, manifest: &[u8]) -> Result<()> {
+        let alive = *self.alive.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = self.check(alive, now()) {
+            self.end();
+            return Err(error);
+        }
+        let is_ours = self.remote.put_new(name, manifest.to_vec())? || {
+            // It may be ours: the server has written it, and its answer was lost.
+            self.remote.get(name, manifest.len() as u64 + 1)?.is_some_and(|found| found == manifest)
+        };
+        let result = if is_ours { Ok(()) } else { Err(exists(self.remote, name)) };
+        self.end();
+        result
+    }
+
+    /// Ends the push without a manifest. If that fails, `prune` ends it a day later.
+    pub(super) fn end(self) {
+        // `start` last: it says that this push may be alive.
+        for key in [alive_key(self.id), start_key(self.id)] {
+            if let Err(error) = self.remote.delete(&[key]) {
+                tracing::warn!("{error}; the folder pushing/{} can be removed", self.id);
+            }
+        }
+    }
+}
+
+pub(super) fn exists(remote: &dyn Remote, name: &str) -> ObjectError {
+    ObjectError::Exists { name: remote.name_of(name) }
+}
+
+/// Chunks that are to be deleted.
+#[derive(Debug)]
+pub(super) struct Condemned {
+    /// The object with the list.
+    pub(super) key: String,
+    /// When it was written, by the server's clock.
+    pub(super) written: std::time::SystemTime,
+    pub(super) chunks: Vec<ChunkKey>,
+}
+
+/// The longest list: more chunks are in several.
+pub(super) const CONDEMNED_MAX: usize = 20_000;
+
+/// The lists of chunks that are to be deleted.
+///
+/// # Errors
+/// The server's errors; [`ObjectError::Damaged`].
+pub(super) fn condemned(remote: &dyn Remote) -> Result<Vec<Condemned>> {
+    let mut lists = Vec::new();
+    for found in remote.list(CONDEMNED, false)? {
+        // Another program has just finished with it if it is gone.
+        let Some(bytes) = remote.get(&found.key, found.size_bytes + 1)? else { continue };
+        let text = String::from_utf8_lossy(&bytes);
+        let chunks: Option<Vec<ChunkKey>> = text.lines().map(ChunkKey::parse).collect();
+        let Some(chunks) = chunks.filter(|_| bytes.len() as u64 == found.size_bytes) else {
+            let what = "it is not a list of chunks".to_owned();
+            return Err(ObjectError::Damaged { name: remote.name_of(&found.key), what });
+        };
+        lists.push(Condemned { key: found.key, written: found.modified, chunks });
+    }
+    Ok(lists)
+}
