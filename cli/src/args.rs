@@ -98,6 +98,14 @@ commands! {
     Space(commands::space::SpaceArgs),
     /// What is kept here of images in S3 and on web servers: list, drop, prefetch.
     Cache(commands::cache::CacheArgs),
+    /// Store a disk in a bucket, as chunks that disks share.
+    Push(commands::push::PushArgs),
+    /// List the disks that were pushed to a folder of a bucket.
+    Pushed(commands::pushed::PushedArgs),
+    /// Bring a pushed disk to this machine.
+    Pull(commands::pull::PullArgs),
+    /// Delete what no pushed disk needs any more; remove pushed disks.
+    Prune(commands::prune::PruneArgs),
     /// Copy what can still be read of a damaged image into a new one.
     Rescue(commands::rescue::RescueArgs),
     /// Give a disk another size.
@@ -130,7 +138,7 @@ commands! {
 }
 
 /// What each command uses of the options about disks. The others use none of them.
-const USED: [(&[&str], UsedOptions); 39] = [
+const USED: [(&[&str], UsedOptions); 41] = [
     (&["create"], UsedOptions::Parents),
     (&["info"], UsedOptions::Reading),
     (&["map"], UsedOptions::Reading),
@@ -154,6 +162,8 @@ const USED: [(&[&str], UsedOptions); 39] = [
     (&["serve-ctl", "clone"], UsedOptions::Parents),
     (&["compact"], UsedOptions::Changing),
     (&["reconnect"], UsedOptions::Changing),
+    (&["push"], UsedOptions::Changing),
+    (&["pull"], UsedOptions::Reading),
     (&["rescue"], UsedOptions::Reading),
     (&["resize"], UsedOptions::Changing),
     (&["io"], UsedOptions::Writing),
@@ -173,8 +183,16 @@ const USED: [(&[&str], UsedOptions); 39] = [
 ];
 
 /// The commands of which `--format` names the format of what they make.
-const MAKING: [&[&str]; 7] =
-    [&["create"], &["convert"], &["clone"], &["move"], &["serve-ctl", "clone"], &["serve-ctl", "move"], &["rescue"]];
+const MAKING: [&[&str]; 8] = [
+    &["create"],
+    &["convert"],
+    &["pull"],
+    &["clone"],
+    &["move"],
+    &["serve-ctl", "clone"],
+    &["serve-ctl", "move"],
+    &["rescue"],
+];
 
 /// The whole command line. Use it instead of `Cli::command()`.
 pub fn command_line() -> clap::Command {

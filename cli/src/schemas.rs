@@ -11,7 +11,8 @@
 use crate::{
     commands::{
         attach, attached, cache, check, clone, compact, compare, convert, create, detach, diff, info, io, lab, map,
-        merge, move_, partitions, reconnect, rescue, resize, serve, serve_ctl, snapshot, space, track,
+        merge, move_, partitions, prune, pull, push, pushed, reconnect, rescue, resize, serve, serve_ctl, snapshot,
+        space, track,
     },
     export::ExportReport,
     json::Document,
@@ -126,6 +127,10 @@ fn all() -> Vec<Named> {
         of::<serve_ctl::Listing>(),
         of::<snapshot::Listing>(),
         of::<cache::Report>(),
+        of::<push::Report>(),
+        of::<pushed::Report>(),
+        of::<pull::Report>(),
+        of::<prune::Report>(),
         of::<space::Report>(),
         of::<space::ScrubReport>(),
         of::<space::OptimizeReport>(),

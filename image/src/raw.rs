@@ -4,15 +4,19 @@
 //!
 //! If the length of a raw file is not a multiple of the sector, the disk's last sector is padded
 //! with zeros (`padded.rs`). The file itself is extended only before the first write.
+//!
+//! A raw disk has no identity, so no child of a VHD or VHDX can have it as its parent. A store whose
+//! contents never change has one ([`Store::contents_id`]), and its raw disk has that.
 
 use crate::{
-    BlockState, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, Result, SectorBitmap,
+    BlockState, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LinkageId, Result, SectorBitmap,
     flat::{FLAT_ALIGNMENT_BYTES, FlatWriter, PSEUDO_BLOCK_BYTES, Trailer, flat_bitmap, flat_states},
     padded::padded,
     salvage::{Bitmaps, BlockTable, ParentRecord, SalvageHints, Salvaged},
 };
 use diskwright_store::Store;
 use std::sync::Arc;
+use uuid::Uuid;
 
 /// A raw file has no tables that can be damaged: its blocks follow each other.
 pub(crate) fn salvage(store: Arc<dyn Store>, _hints: &SalvageHints) -> Result<Salvaged> {
@@ -55,8 +59,12 @@ impl RawImage {
         let info = ImageInfo {
             has_blocks: false,
             logical_sector_bytes,
-            physical_sector_bytes: logical_sector_bytes,
+            physical_sector_bytes: match store.contents_id() {
+                Some(_) => store.sector_bytes().physical_bytes,
+                None => logical_sector_bytes,
+            },
             payload_alignment_bytes: FLAT_ALIGNMENT_BYTES,
+            linkage_id: store.contents_id().map(|id| LinkageId::from_uuid(Uuid::from_bytes(id))),
             remarks: remark.into_iter().collect(),
             ..ImageInfo::new(Format::Raw, DiskType::Fixed, size_bytes, PSEUDO_BLOCK_BYTES)
         };

@@ -12,7 +12,7 @@ use crate::{
     },
     error::{ObjectError, Result},
     fetcher::{Ahead, Fetcher},
-    origin::Origin,
+    origin::{Donor, Donors, Origin, PushedDisk},
     repository::{MAGIC, MANIFEST_BYTES_MAX, Manifest, hex},
     runtime,
     settings::Settings,
@@ -59,6 +59,7 @@ struct Known {
     /// Manifests that were read, by name, server and ETag.
     manifests: HashMap<[String; 3], Arc<Manifest>>,
     cache: Option<(Settings, Option<Arc<Cache>>)>,
+    donors: Arc<Donors>,
 }
 
 /// Objects as a file system; see the module documentation.
@@ -144,7 +145,8 @@ impl ObjectFiles {
             let (source, manifest) = self.manifest(source, version)?;
             let etag = format!("contents:{}", hex(&manifest.contents_id()));
             let identity = Identity { name, server, etag, size_bytes: manifest.facts().size_bytes };
-            return Ok(Looked { origin: Origin::Pushed(source, manifest), identity, modified });
+            let origin = Origin::Pushed(PushedDisk { source, manifest, donors: Arc::clone(&self.known().donors) });
+            return Ok(Looked { origin, identity, modified });
         }
         let identity = Identity { name, server, etag: version.etag.clone(), size_bytes: version.size_bytes };
         Ok(Looked { origin: Origin::Object(source, version), identity, modified })
@@ -174,6 +176,14 @@ impl ObjectFiles {
         }
         known.manifests.insert(key, Arc::clone(&manifest));
         Ok((source, manifest))
+    }
+
+    /// Pushed disks that are opened from now on read what these disks have at the same place from
+    /// them, and do not fetch it. Every chunk is compared with its digest.
+    pub fn reuse(&self, donors: Vec<Donor>) -> Arc<Donors> {
+        let donors = Arc::new(Donors::new(donors));
+        self.known().donors = Arc::clone(&donors);
+        donors
     }
 
     /// Opens an object.

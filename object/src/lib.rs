@@ -57,6 +57,7 @@ mod uri;
 pub use cache::{Cache, CachedObject};
 pub use error::{ObjectError, Result};
 pub use files::{ObjectFiles, SCHEMES};
+pub use origin::{Donor, Donors};
 pub use settings::{AwsVariables, Settings};
 pub use store::ObjectStore;
 pub use uri::ObjectUri;

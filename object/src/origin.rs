@@ -13,11 +13,65 @@ use crate::{
     BLOCK_BYTES,
     answer::Version,
     error::{ObjectError, Result},
-    repository::{CHUNK_BYTES, Manifest, unpack},
+    repository::{CHUNK_BYTES, Digest, Manifest, digest_of, unpack},
     source::Source,
 };
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 use tokio::task::spawn_blocking;
+
+/// Reads bytes at an offset from a disk of this machine, which may be those of a pushed disk. Whether
+/// it could.
+pub type Donor = Box<dyn Fn(u64, &mut [u8]) -> bool + Send + Sync>;
+
+/// Disks of this machine from which chunks are read that they have at the same place.
+#[derive(Default)]
+pub struct Donors {
+    donors: Vec<Donor>,
+    used_bytes: AtomicU64,
+}
+
+impl Donors {
+    pub(crate) fn new(donors: Vec<Donor>) -> Self {
+        Self { donors, used_bytes: AtomicU64::new(0) }
+    }
+
+    /// Bytes that were read from the disks and not fetched.
+    pub fn bytes(&self) -> u64 {
+        self.used_bytes.load(Ordering::Relaxed)
+    }
+
+    /// A chunk, if a disk has it.
+    fn find(&self, offset_bytes: u64, len: usize, digest: &Digest) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        let is_there = self.donors.iter().any(|read| read(offset_bytes, &mut bytes) && digest_of(&bytes) == *digest);
+        is_there.then(|| {
+            self.used_bytes.fetch_add(len as u64, Ordering::Relaxed);
+            bytes
+        })
+    }
+}
+
+impl fmt::Debug for Donors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} disks of this machine", self.donors.len())
+    }
+}
+
+/// A pushed disk.
+#[derive(Debug)]
+pub(crate) struct PushedDisk {
+    pub(crate) source: Source,
+    pub(crate) manifest: Arc<Manifest>,
+    pub(crate) donors: Arc<Donors>,
+}
 
 /// How often a chunk is fetched whose bytes are wrong.
 const TRIES: usize = 3;
@@ -26,13 +80,13 @@ const TRIES: usize = 3;
 #[derive(Debug)]
 pub(crate) enum Origin {
     Object(Source, Version),
-    Pushed(Source, Arc<Manifest>),
+    Pushed(PushedDisk),
 }
 
 impl Origin {
     fn source(&self) -> &Source {
         match self {
-            Self::Object(source, _) | Self::Pushed(source, _) => source,
+            Self::Object(source, _) | Self::Pushed(PushedDisk { source, .. }) => source,
         }
     }
 
@@ -49,7 +103,7 @@ impl Origin {
     pub(crate) fn size_bytes(&self) -> u64 {
         match self {
             Self::Object(_, version) => version.size_bytes,
-            Self::Pushed(_, manifest) => manifest.facts().size_bytes,
+            Self::Pushed(disk) => disk.manifest.facts().size_bytes,
         }
     }
 
@@ -57,7 +111,7 @@ impl Origin {
     pub(crate) fn manifest(&self) -> Option<&Arc<Manifest>> {
         match self {
             Self::Object(..) => None,
-            Self::Pushed(_, manifest) => Some(manifest),
+            Self::Pushed(disk) => Some(&disk.manifest),
         }
     }
 
@@ -78,9 +132,9 @@ impl Origin {
     pub(crate) async fn get(&self, range: Range<u64>, into: &mut Vec<u8>) -> Result<()> {
         match self {
             Self::Object(source, version) => source.get(range, version, into).await,
-            Self::Pushed(source, manifest) => {
+            Self::Pushed(disk) => {
                 let number = range.start / CHUNK_BYTES;
-                let bytes = chunk(source, manifest, number).await?;
+                let bytes = disk.chunk(number).await?;
                 let start = (range.start - number * CHUNK_BYTES) as usize;
                 let wanted = bytes.get(start..start + (range.end - range.start) as usize).unwrap_or_default();
                 into.clear();
@@ -91,30 +145,40 @@ impl Origin {
     }
 }
 
-/// The bytes of a chunk.
-async fn chunk(source: &Source, manifest: &Manifest, number: u64) -> Result<Vec<u8>> {
-    let len = manifest.chunk_bytes(number);
-    let Some(chunk) = manifest.chunk(number) else { return Ok(vec![0; len]) };
-    let object = source.beside(&chunk.key.to_string())?;
-    let damaged = |what| ObjectError::Damaged { name: object.name().to_owned(), what };
-    let mut last = None;
-    for _ in 0..TRIES {
-        let mut bytes = Vec::new();
-        let got = object.get_start(chunk.object_bytes.into(), &mut bytes).await;
-        let version = got.map_err(|error| match error {
-            ObjectError::Missing { .. } => damaged(format!("it is not there, and {} has it", source.name())),
-            error => error,
-        })?;
-        if version.size_bytes != u64::from(chunk.object_bytes) {
-            let expected = chunk.object_bytes;
-            return Err(damaged(format!("it has {} bytes, and {expected} were expected", version.size_bytes)));
-        }
+impl PushedDisk {
+    /// The bytes of a chunk.
+    async fn chunk(&self, number: u64) -> Result<Vec<u8>> {
+        let Self { source, manifest, donors } = self;
+        let len = manifest.chunk_bytes(number);
+        let Some(chunk) = manifest.chunk(number) else { return Ok(vec![0; len]) };
         let digest = chunk.key.digest;
-        match spawn_blocking(move || unpack(&bytes, len, &digest)).await {
-            Ok(Ok(bytes)) => return Ok(bytes),
-            Ok(Err(what)) => last = Some(what),
-            Err(error) => last = Some(error.to_string()),
+        if !donors.donors.is_empty() {
+            let donors = Arc::clone(donors);
+            let found = spawn_blocking(move || donors.find(number * CHUNK_BYTES, len, &digest)).await;
+            if let Ok(Some(bytes)) = found {
+                return Ok(bytes);
+            }
         }
+        let object = source.beside(&chunk.key.to_string())?;
+        let damaged = |what| ObjectError::Damaged { name: object.name().to_owned(), what };
+        let mut last = None;
+        for _ in 0..TRIES {
+            let mut bytes = Vec::new();
+            let got = object.get_start(chunk.object_bytes.into(), &mut bytes).await;
+            let version = got.map_err(|error| match error {
+                ObjectError::Missing { .. } => damaged(format!("it is not there, and {} has it", source.name())),
+                error => error,
+            })?;
+            if version.size_bytes != u64::from(chunk.object_bytes) {
+                let expected = chunk.object_bytes;
+                return Err(damaged(format!("it has {} bytes, and {expected} were expected", version.size_bytes)));
+            }
+            match spawn_blocking(move || unpack(&bytes, len, &digest)).await {
+                Ok(Ok(bytes)) => return Ok(bytes),
+                Ok(Err(what)) => last = Some(what),
+                Err(error) => last = Some(error.to_string()),
+            }
+        }
+        Err(damaged(last.unwrap_or_default()))
     }
-    Err(damaged(last.unwrap_or_default()))
 }

@@ -87,9 +87,14 @@ pub(crate) fn open_image(
         refuse_unfinished(files, path, &*store, warnings)?;
     }
     let sector_bytes = store.sector_bytes().logical_bytes.clamp(512, 4096);
-    let raw_sector_bytes = if store.is_block_device() { sector_bytes } else { 512 };
-    let named = match access.format {
-        None | Some(Format::Raw) if access.referred.is_none() && !store.is_block_device() => parts_of(files, path)?,
+    // A pushed disk is a disk by itself. What a guest has written into it is never probed.
+    let is_pushed = store.contents_id().is_some();
+    let format = if is_pushed { Some(Format::Raw) } else { access.format };
+    let raw_sector_bytes = if store.is_block_device() || is_pushed { sector_bytes } else { 512 };
+    let named = match format {
+        None | Some(Format::Raw) if access.referred.is_none() && !store.is_block_device() && !is_pushed => {
+            parts_of(files, path)?
+        }
         _ => PartRole::Alone,
     };
     let mut stores = vec![store];
@@ -98,12 +103,12 @@ pub(crate) fn open_image(
         let later = parts.open_later(files, &*stores[0], &options)?;
         stores.extend(later);
     }
-    let verdict = match (access.format, &stores[..]) {
+    let verdict = match (format, &stores[..]) {
         (Some(format), _) => DetectedFormat::certain(format),
         (None, [first, .., last]) => probe::probe_parts(&**first, &**last)?,
         (None, stores) => probe::probe(&*stores[0], writable)?,
     };
-    if let (PartRole::Later { beside }, None) = (&named, access.format) {
+    if let (PartRole::Later { beside }, None) = (&named, format) {
         warn_of_part(path, beside, writable, warnings)?;
     }
     if !access.force_share {

@@ -20,7 +20,7 @@ const ZSTD: u8 = 1;
 const LEVEL: i32 = 3;
 
 /// SHA-256 of bytes.
-pub(super) fn digest_of(bytes: &[u8]) -> Digest {
+pub(crate) fn digest_of(bytes: &[u8]) -> Digest {
     let mut sum = [0; 32];
     sum.copy_from_slice(digest(&SHA256, bytes).as_ref());
     sum

@@ -36,7 +36,7 @@ pub use push::{PushOptions, Pushed, push};
 pub use remote::{Listed, Remote};
 pub use s3::S3Remote;
 pub(crate) use {
-    chunk::unpack,
+    chunk::{digest_of, unpack},
     keys::hex,
     manifest::{MAGIC, MANIFEST_BYTES_MAX},
 };

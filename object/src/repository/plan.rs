@@ -22,6 +22,8 @@ const WINDOW_BYTES: u64 = 4 << 30;
 pub enum Changed {
     /// These ranges in bytes.
     Ranges(Vec<Range<u64>>),
+    /// Everything. What the base has is not sent all the same.
+    All,
     /// What the images above this depth of the chain hold. The base is the image at this depth.
     Above(u32),
 }
@@ -64,8 +66,10 @@ pub(super) fn plan(
 ) -> io::Result<Plan> {
     let size_bytes = device.geometry().size_bytes;
     let (mut data, mut changed) = (ChunkSet::new(size_bytes), ChunkSet::new(size_bytes));
-    if let Some((_, Changed::Ranges(ranges))) = base {
-        ranges.iter().for_each(|range| changed.add(range.clone()));
+    match base {
+        Some((_, Changed::Ranges(ranges))) => ranges.iter().for_each(|range| changed.add(range.clone())),
+        Some((_, Changed::All)) => changed.add(0..size_bytes),
+        Some((_, Changed::Above(_))) | None => {}
     }
     let mut extents: Vec<Extent> = Vec::new();
     for start in (0..size_bytes).step_by(WINDOW_BYTES as usize) {
