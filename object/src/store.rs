@@ -206,6 +206,11 @@ impl Store for ObjectStore {
         self.contents_id
     }
 
+    /// Of a pushed disk what its chunks take.
+    fn allocated_bytes(&self) -> io::Result<u64> {
+        Ok(self.manifest().map_or(self.size_bytes(), Manifest::stored_bytes))
+    }
+
     fn sector_bytes(&self) -> SectorSizes {
         let unknown = SectorSizes { logical_bytes: 512, physical_bytes: 4096 };
         self.fetcher.origin.manifest().map_or(unknown, |manifest| {

@@ -22,7 +22,7 @@
 use super::keys::{ChunkKey, Digest, PushId};
 use ring::digest::{Context, SHA256, digest};
 use serde::{Deserialize, Serialize};
-use std::ops::Range;
+use std::{collections::HashSet, ops::Range};
 
 /// How a manifest begins.
 pub(crate) const MAGIC: &[u8; 8] = b"DWPUSHED";
@@ -143,6 +143,13 @@ impl Manifest {
             first..first + (self.end_of(run) - at) as u64
         });
         ranges.map(|range| range.start.max(number)..range.end).find(|range| !range.is_empty())
+    }
+
+    /// Bytes of the objects of its chunks. A chunk that occurs several times is stored once.
+    pub fn stored_bytes(&self) -> u64 {
+        let chunks: HashSet<(ChunkKey, u32)> =
+            self.chunks.iter().map(|chunk| (chunk.key, chunk.object_bytes)).collect();
+        chunks.iter().map(|(_, object_bytes)| u64::from(*object_bytes)).sum()
     }
 
     /// Length of a chunk of the disk in bytes.

@@ -210,11 +210,11 @@ fn work(
             let mut done = Done { number, chunk: None, sent_bytes: None };
             if !all_zero(bytes) {
                 let digest = digest_of(bytes);
-                done.chunk = session.find(&digest);
+                done.chunk = session.find_or_claim(&digest);
                 if done.chunk.is_none() {
-                    let object = packer.pack(bytes).map_err(failed)?;
-                    done.sent_bytes = Some(object.len() as u64);
-                    done.chunk = Some(session.send(digest, object)?);
+                    let chunk = session.send(digest, || packer.pack(bytes).map_err(failed))?;
+                    done.sent_bytes = Some(chunk.object_bytes.into());
+                    done.chunk = Some(chunk);
                 }
             }
             if sender.send(Ok(done)).is_err() {

@@ -23,7 +23,7 @@ use crate::error::{ObjectError, Result};
 use rustix::time::{ClockId, clock_gettime};
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Mutex, PoisonError},
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -41,8 +41,11 @@ pub(super) struct Session<'a> {
     pub(super) id: PushId,
     /// When the last sign of life was begun that has arrived.
     alive: Mutex<Duration>,
-    /// Chunks that are there and stay, by their digests. Chunks that this push has sent are added.
-    known: Mutex<HashMap<Digest, Chunk>>,
+    /// Chunks that are there and stay, by their digests. Chunks that this push sends are added:
+    /// `None` while they are under way.
+    known: Mutex<HashMap<Digest, Option<Chunk>>>,
+    /// A chunk is no longer under way.
+    arrived: Condvar,
 }
 
 /// Time since the machine was started, also while it slept.
@@ -88,7 +91,7 @@ impl<'a> Session<'a> {
             let what = "the server ignores If-None-Match, so two pushes could overwrite each other".to_owned();
             return Err(ObjectError::NoRepository { name: remote.name_of(""), what });
         }
-        let session = Self { remote, id, alive: Mutex::new(begun), known: Mutex::default() };
+        let session = Self { remote, id, alive: Mutex::new(begun), known: Mutex::default(), arrived: Condvar::new() };
         match session.learn() {
             Ok(()) => Ok(session),
             Err(error) => {
@@ -107,27 +110,50 @@ impl<'a> Session<'a> {
             if let (Some(key), Some(object_bytes)) = (ChunkKey::parse(&found.key), object_bytes)
                 && !gone.contains(&key)
             {
-                known.insert(key.digest, Chunk { key, object_bytes });
+                known.insert(key.digest, Some(Chunk { key, object_bytes }));
             }
         }
         Ok(())
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, HashMap<Digest, Chunk>> {
+    fn known(&self) -> MutexGuard<'_, HashMap<Digest, Option<Chunk>>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A chunk that is there.
     pub(super) fn find(&self, digest: &Digest) -> Option<Chunk> {
-        self.known().get(digest).copied()
+        self.known().get(digest).copied().flatten()
     }
 
-    /// Sends the object of a chunk.
-    pub(super) fn send(&self, digest: Digest, object: Vec<u8>) -> Result<Chunk> {
-        let chunk = Chunk { key: ChunkKey { digest, push: self.id }, object_bytes: object.len() as u32 };
-        self.remote.put(&chunk.key.to_string(), object)?;
-        self.known().insert(digest, chunk);
-        Ok(chunk)
+    /// A chunk that is there. One that another thread is sending is waited for. `None` if the caller
+    /// is to send it.
+    pub(super) fn find_or_claim(&self, digest: &Digest) -> Option<Chunk> {
+        let mut known = self.known();
+        loop {
+            match known.get(digest) {
+                Some(Some(chunk)) => return Some(*chunk),
+                Some(None) => known = self.arrived.wait(known).unwrap_or_else(PoisonError::into_inner),
+                None => {
+                    known.insert(*digest, None);
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Sends the object of a chunk that the caller has claimed. `pack` makes it.
+    pub(super) fn send(&self, digest: Digest, pack: impl FnOnce() -> Result<Vec<u8>>) -> Result<Chunk> {
+        let sent = pack().and_then(|object| {
+            let chunk = Chunk { key: ChunkKey { digest, push: self.id }, object_bytes: object.len() as u32 };
+            self.remote.put(&chunk.key.to_string(), object).map(|()| chunk)
+        });
+        let mut known = self.known();
+        match &sent {
+            Ok(chunk) => drop(known.insert(digest, Some(*chunk))),
+            Err(_) => drop(known.remove(&digest)),
+        }
+        self.arrived.notify_all();
+        sent
     }
 
     /// Says that this push is alive, if it is time to. To be called again and again.
