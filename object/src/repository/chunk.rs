@@ -9,7 +9,7 @@
 
 use super::{
     keys::{Digest, hex},
-    manifest::CHUNK_BYTES,
+    manifest::{CHUNK_BYTES, Chunk},
 };
 use ring::digest::{SHA256, digest};
 use std::io;
@@ -71,6 +71,16 @@ pub(crate) fn unpack(object: &[u8], len: usize, expected: &Digest) -> Result<Vec
         return Err(format!("its bytes have the digest {}, and {} was expected", hex(&found), hex(expected)));
     }
     Ok(bytes)
+}
+
+impl Chunk {
+    /// The bytes of the chunk, of which there are `len`, compared with its digest.
+    ///
+    /// # Errors
+    /// What is wrong with the object.
+    pub fn unpack(&self, object: &[u8], len: usize) -> Result<Vec<u8>, String> {
+        unpack(object, len, &self.key.digest)
+    }
 }
 
 #[cfg(test)]

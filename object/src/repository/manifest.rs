@@ -54,6 +54,8 @@ pub struct Facts {
     /// Its physical sector in bytes.
     #[serde(rename = "physical_sector_size")]
     pub physical_sector_bytes: u32,
+    /// The push, which tells the manifest from that of another push of the same bytes.
+    pub push: String,
     /// Name of the file that was pushed, without its folder.
     pub source: String,
     /// When it was pushed, in seconds since 1970, by the clock of the machine.
@@ -304,6 +306,7 @@ mod tests {
             size_bytes,
             logical_sector_bytes: 512,
             physical_sector_bytes: 4096,
+            push: PushId(7).to_string(),
             source: "vm.vhdx".into(),
             pushed: 1_700_000_000,
             base: None,

@@ -124,6 +124,7 @@ pub fn push(
         size_bytes: geometry.size_bytes,
         logical_sector_bytes: geometry.logical_sector_bytes,
         physical_sector_bytes: geometry.physical_sector_bytes,
+        push: session.id.to_string(),
         source: options.source.clone(),
         pushed: options.now,
         base: options.base.as_ref().map(|(base, _)| base.clone()),

@@ -5,7 +5,11 @@
 //! `If-None-Match: *`, which every push tests (`session.rs`).
 
 use crate::error::Result;
-use std::{fmt, time::SystemTime};
+use rustix::time::{ClockId, clock_gettime};
+use std::{
+    fmt,
+    time::{Duration, SystemTime},
+};
 
 /// An object of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,6 +52,12 @@ pub trait Remote: Send + Sync + fmt::Debug {
     /// # Errors
     /// As [`Remote::get`].
     fn list(&self, folder: &str, is_flat: bool) -> Result<Vec<Listed>>;
+
+    /// Time of this machine since any moment. It goes on while the machine sleeps.
+    fn clock(&self) -> Duration {
+        let now = clock_gettime(ClockId::Boottime);
+        Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
+    }
 
     /// Deletes objects, those that are there.
     ///

@@ -20,7 +20,6 @@ use super::{
     remote::Remote,
 };
 use crate::error::{ObjectError, Result};
-use rustix::time::{ClockId, clock_gettime};
 use std::{
     collections::{HashMap, HashSet},
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
@@ -46,12 +45,6 @@ pub(super) struct Session<'a> {
     known: Mutex<HashMap<Digest, Option<Chunk>>>,
     /// A chunk is no longer under way.
     arrived: Condvar,
-}
-
-/// Time since the machine was started, also while it slept.
-fn now() -> Duration {
-    let now = clock_gettime(ClockId::Boottime);
-    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
 }
 
 /// A random number that no other program draws.
@@ -81,7 +74,7 @@ impl<'a> Session<'a> {
     /// # Errors
     /// [`ObjectError::NoRepository`] if the server ignores conditions; the server's errors.
     pub(super) fn begin(remote: &'a dyn Remote) -> Result<Self> {
-        let (id, begun) = (PushId(random()?), now());
+        let (id, begun) = (PushId(random()?), remote.clock());
         let start = start_key(id);
         let text = format!("a push, begun by process {}\n", std::process::id());
         // If the server has written it and its answer was lost, it is there at the second try.
@@ -162,7 +155,7 @@ impl<'a> Session<'a> {
     /// It could not be said for too long; the server's errors.
     pub(super) fn give_sign(&self) -> Result<()> {
         let mut alive = self.alive.lock().unwrap_or_else(PoisonError::into_inner);
-        let begun = now();
+        let begun = self.remote.clock();
         if begun.saturating_sub(*alive) < SIGN {
             return Ok(());
         }
@@ -188,7 +181,7 @@ impl<'a> Session<'a> {
     /// there later. So the push is not ended then.
     pub(super) fn publish(self, name: &str, manifest: &[u8]) -> Result<()> {
         let alive = *self.alive.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(error) = self.check(alive, now()) {
+        if let Err(error) = self.check(alive, self.remote.clock()) {
             self.end();
             return Err(error);
         }

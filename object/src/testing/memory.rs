@@ -100,6 +100,10 @@ impl Remote for MemoryRemote {
         Ok(listed.collect())
     }
 
+    fn clock(&self) -> Duration {
+        self.state().now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+    }
+
     fn delete(&self, keys: &[String]) -> Result<()> {
         let mut state = self.state();
         keys.iter().for_each(|key| drop(state.objects.remove(key)));

@@ -18,6 +18,7 @@
 //!   repairing.rs     a repair and its undo as a case
 //!   sizes.rs         smaller and larger disks with a GPT as cases
 //!   space.rs         pools of members as cases, also with members that vanish
+//!   pushing.rs       pushes and prunes of one repository at the same time
 //!   crowd.rs         several queues of one disk at the same time, as a case
 //!   packed.rs        a made-up image format: two files, packed blocks, no sector bitmaps
 //!
@@ -66,6 +67,7 @@ pub mod mutation;
 pub mod opinion;
 pub mod packed;
 pub mod player;
+pub mod pushing;
 pub mod repairing;
 pub mod resized_copies;
 pub mod rule_breaker;
