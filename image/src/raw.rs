@@ -5,8 +5,8 @@
 //! If the length of a raw file is not a multiple of the sector, the disk's last sector is padded
 //! with zeros (`padded.rs`). The file itself is extended only before the first write.
 //!
-//! A raw disk has no identity, so no child of a VHD or VHDX can have it as its parent. A store whose
-//! contents never change has one ([`Store::contents_id`]), and its raw disk has that.
+//! A raw disk has no identity, so no child of a VHD or VHDX can have it as its parent. A store
+//! whose contents never change has one ([`Store::contents_id`]), and its raw disk has that.
 
 use crate::{
     BlockState, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LinkageId, Result, SectorBitmap,

@@ -27,6 +27,8 @@ use object_store::{
 use reqwest::{Client, Method, Url};
 use std::{collections::HashMap, fs, path::PathBuf, sync::Arc, time::Duration};
 
+/// How often credentials are asked for again: most machines have no role.
+const SIGNING_RETRIES: usize = 2;
 const DEFAULT_REGION: &str = "us-east-1";
 
 /// A bucket on its server, and who reads it.
@@ -55,6 +57,10 @@ impl Bucket {
     /// # Errors
     /// [`ObjectError::Credentials`], [`ObjectError::PlainHttp`].
     pub(crate) fn of(uri: &ObjectUri, settings: &Settings) -> Result<Self> {
+        Self::with_retries(uri, settings, SIGNING_RETRIES)
+    }
+
+    fn with_retries(uri: &ObjectUri, settings: &Settings, max_retries: usize) -> Result<Self> {
         let failed = |why: String| ObjectError::Credentials { name: uri.name(), why };
         let keys =
             settings.aws.iter().filter_map(|(name, value)| Some((name.to_ascii_lowercase().parse().ok()?, value)));
@@ -77,22 +83,23 @@ impl Bucket {
         }
         let is_public = builder.get_config_value(&Key::SkipSignature).as_deref() == Some("true");
         let endpoint = endpoint.unwrap_or_else(|| format!("https://s3.{region}.amazonaws.com"));
-        let retry = RetryConfig { max_retries: 2, retry_timeout: settings.timeout, ..RetryConfig::default() };
+        let retry = RetryConfig { max_retries, retry_timeout: settings.timeout, ..RetryConfig::default() };
         let store = builder.with_http_connector(OurClient(client::client(settings)?)).with_retry(retry).build();
         let store = store.map_err(|error| failed(error.to_string()))?;
         Ok(Self { store, endpoint, is_public, name: uri.host().to_owned() })
     }
 
-    /// What writes to the bucket.
+    /// What writes to the bucket. Repeats a request that fails so many times.
     ///
     /// # Errors
-    /// [`ObjectError::Credentials`] if requests are not signed.
-    pub(crate) fn writer(self) -> Result<Arc<AmazonS3>> {
-        if self.is_public {
+    /// As [`Bucket::of`]; [`ObjectError::Credentials`] if requests are not signed.
+    pub(crate) fn writer(uri: &ObjectUri, settings: &Settings, retries: usize) -> Result<Arc<AmazonS3>> {
+        let bucket = Self::with_retries(uri, settings, retries)?;
+        if bucket.is_public {
             let why = "AWS_SKIP_SIGNATURE is set, and nothing is written without a signature".to_owned();
-            return Err(ObjectError::Credentials { name: self.name, why });
+            return Err(ObjectError::Credentials { name: uri.name(), why });
         }
-        Ok(Arc::new(self.store))
+        Ok(Arc::new(bucket.store))
     }
 
     /// The server.

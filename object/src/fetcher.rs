@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A run of blocks that follow each other is fetched by one GET when more is wanted than may be
-//! under way, and the blocks of a pushed disk's chunk always are. At most [`UNDER_WAY`] blocks are, and [`ALL_UNDER_WAY`] of all objects of the
-//! process.
+//! under way, and the blocks of a pushed disk's chunk always are. At most [`UNDER_WAY`] blocks are,
+//! and [`ALL_UNDER_WAY`] of all objects of the process.
 //!
 //! Locks: `state`, and `buffers`, never one within the other. `state` is held for look-ups in
 //! tables and for copies to waiters, never while anything is waited for. The engine's threads take

@@ -27,8 +27,8 @@ use std::{
 };
 use tokio::task::spawn_blocking;
 
-/// Reads bytes at an offset from a disk of this machine, which may be those of a pushed disk. Whether
-/// it could.
+/// Reads bytes at an offset from a disk of this machine, which may be those of a pushed disk.
+/// Whether it could.
 pub type Donor = Box<dyn Fn(u64, &mut [u8]) -> bool + Send + Sync>;
 
 /// Disks of this machine from which chunks are read that they have at the same place.

@@ -421,7 +421,7 @@ fn several_queues_write_and_read_at_the_same_time() {
         scope.spawn(move || {
             (0..20).for_each(|_| {
                 pool.tick().unwrap();
-                std::thread::sleep(std::time::Duration::from_millis(3));
+                std::thread::sleep(Duration::from_millis(3));
             });
         });
     });

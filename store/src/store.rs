@@ -209,7 +209,8 @@ pub trait Store: Send + Sync + fmt::Debug {
     }
 
     /// Tells the contents of the store from all others, for a store whose contents never change: an
-    /// object that was pushed to a server. An image of it without an identity of its own has this one.
+    /// object that was pushed to a server. An image of it without an identity of its own has this
+    /// one.
     fn contents_id(&self) -> Option<[u8; 16]> {
         self.beneath()?.contents_id()
     }

@@ -122,7 +122,7 @@ pub fn run(context: &mut Context, args: &PushArgs) -> Outcome {
     let base_name = args.base.as_deref().map(|base| base_name(&remote, base, &settings)).transpose()?;
     let asked = base_name.map(|name| Ok::<_, Failure>((disk(&remote, &name)?, name))).transpose()?;
     if args.track {
-        require_file(&args.disk, "tracked")?;
+        require_file(&args.disk, "track")?;
         if args.of.snapshot.is_some() {
             return Err(Failure::usage("--track is for a disk that is written, and --snapshot names a state of it"));
         }

@@ -1,13 +1,13 @@
 //! Golden images in a bucket and on a web server, with children on the local disk, and the cache
 //! between them.
 
+use crate::bucket::{found, free_port, versitygw, wait_for};
 use crate::certificates;
 use crate::common::{Running, Workshop, flat};
 use diskwright_object::testing::{Fault, TestServer};
 use std::{
     fs,
-    net::{TcpListener, TcpStream},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -48,7 +48,7 @@ fn a_child_on_the_local_disk_of_a_golden_image_on_a_server() {
     server.always(None);
     shop.ok(&format!("io child.vhdx {with} -c 'read -P 7 3M 6M'"));
     let seen = server.take_seen();
-    assert!(seen.iter().all(|seen| seen.range == Some(0..1)), "{seen:?}");
+    assert!(seen.iter().all(|seen| seen.range == Some(0..16)), "{seen:?}");
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn the_cache_is_listed_dropped_and_filled() {
     assert_eq!(shop.json("cache list")["objects"][0]["ranges"], listed["objects"][0]["ranges"]);
     server.take_seen();
     shop.ok(&format!("io '{url}' -r -c 'read -P 9 40M 64K'"));
-    assert!(server.take_seen().iter().all(|seen| seen.range == Some(0..1)));
+    assert!(server.take_seen().iter().all(|seen| seen.range == Some(0..16)));
     shop.ok(&format!("cache prefetch '{url}'"));
     let shown = flat(&shop.ok(&format!("cache list '{url}'")));
     assert!(shown.contains(&url) && shown.contains(" no "), "{shown}");
@@ -135,32 +135,6 @@ fn what_cannot_be_done_with_an_object_is_said() {
     server.put("golden.vhdx", fs::read(shop.path("golden.vhdx")).unwrap(), "\"2\"");
     let error = flat(&shop.fails(1, &format!("io child.vhdx {with} -c 'read 1M 4K'")));
     assert!(error.contains("the parent was written to or replaced after the child was made"), "{error}");
-}
-
-/// A program of the system, or `None` after saying that the test is skipped.
-fn found(test: &str, program: &str) -> Option<PathBuf> {
-    let places = std::env::var_os("PATH").unwrap_or_default();
-    let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join("go/bin"));
-    // Where `./test` installs what is not in Debian.
-    let own = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("go");
-    let all = std::env::split_paths(&places).chain([PathBuf::from("/usr/sbin"), own]).chain(home);
-    let found = all.map(|place| place.join(program)).find(|path| path.exists());
-    if found.is_none() {
-        println!("skipped: {test}: {program} is not installed");
-    }
-    found
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-fn wait_for(port: u16) {
-    let begun = Instant::now();
-    while TcpStream::connect(("127.0.0.1", port)).is_err() {
-        assert!(begun.elapsed() < PATIENCE, "the server does not listen");
-        thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// nginx with TLS in front of a folder.
@@ -223,43 +197,11 @@ fn a_golden_image_behind_nginx() {
     assert!(!ok && said.contains("did not send it within 2 s"), "{said}");
 }
 
-/// versitygw in front of a folder, and what its clients need.
-fn versitygw(shop: &Workshop) -> Option<(Running, Vec<(&'static str, String)>)> {
-    let program = found("a golden image in a bucket", "versitygw")?;
-    found("a golden image in a bucket", "curl")?;
-    let (data, more, port) = (shop.path("buckets"), shop.path("meta"), free_port());
-    // A folder is a bucket.
-    fs::create_dir_all(data.join("golden")).unwrap();
-    fs::create_dir_all(&more).unwrap();
-    let mut command = Command::new(program);
-    command.args([
-        "--access",
-        "AKIATEST",
-        "--secret",
-        "very-secret",
-        "--port",
-        &format!("127.0.0.1:{port}"),
-        "posix",
-        "--sidecar",
-    ]);
-    command.arg(&more).arg(&data);
-    let running = Running::start(command.stdout(Stdio::null()).stderr(fs::File::create(shop.path("gw.log")).unwrap()));
-    wait_for(port);
-    let variables = vec![
-        ("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{port}")),
-        ("AWS_ACCESS_KEY_ID", "AKIATEST".into()),
-        ("AWS_SECRET_ACCESS_KEY", "very-secret".into()),
-        ("AWS_REGION", "us-east-1".into()),
-        ("DISKWRIGHT_HTTP_TIMEOUT", "5".into()),
-        ("HOME", shop.path("home").display().to_string()),
-    ];
-    Some((running, variables))
-}
-
 #[test]
 fn a_golden_image_in_a_bucket() {
-    let shop = Workshop::new();
-    let Some((_server, variables)) = versitygw(&shop) else { return };
+    let mut shop = Workshop::new();
+    let Some(_server) = versitygw("a golden image in a bucket", &mut shop, &["golden"]) else { return };
+    let variables = shop.variables.clone();
     golden(&shop);
     // Its own uploads, since a bucket needs an ETag for each object.
     for key in ["win/2022%20base.vhdx", "debian.vhdx"] {
@@ -355,7 +297,7 @@ fn programs_share_the_cache_and_one_that_is_killed_stops_none() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
     let seen = server.take_seen();
-    let ranges = seen.iter().filter_map(|seen| seen.range.clone()).filter(|range| *range != (0..1));
+    let ranges = seen.iter().filter_map(|seen| seen.range.clone()).filter(|range| *range != (0..16));
     let mut blocks: Vec<u64> = ranges.flat_map(|range| range.start >> 20..range.end.div_ceil(1 << 20)).collect();
     let all = blocks.len();
     blocks.sort_unstable();

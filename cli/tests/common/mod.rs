@@ -15,6 +15,8 @@ use tempfile::TempDir;
 /// A folder in which commands run, so that what they print has relative paths.
 pub struct Workshop {
     dir: TempDir,
+    /// Environment variables of the commands.
+    pub variables: Vec<(&'static str, String)>,
 }
 
 /// A program in the background. Whatever becomes of the test, it does not outlive it.
@@ -65,12 +67,16 @@ pub struct Ended {
 
 impl Workshop {
     pub fn new() -> Self {
-        Self { dir: tempfile::tempdir().expect("a temporary folder") }
+        Self::within(tempfile::tempdir())
     }
 
     /// A folder in memory, if there is such a file system: syncs cost nothing there.
     pub fn in_memory() -> Self {
-        Self { dir: tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a temporary folder") }
+        Self::within(tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()))
+    }
+
+    fn within(dir: io::Result<TempDir>) -> Self {
+        Self { dir: dir.expect("a temporary folder"), variables: Vec::new() }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -87,6 +93,7 @@ impl Workshop {
         command.env("DISKWRIGHT_SPACES", self.path(".spaces"));
         // Its own cache.
         command.env("DISKWRIGHT_CACHE", self.path(".cache"));
+        command.envs(self.variables.iter().map(|(name, value)| (*name, value.as_str())));
         command
     }
 

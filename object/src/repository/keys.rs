@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A key is never used for other bytes, and never again after it was deleted: a chunk that is sent
-//! anew has the name of another push. So a deletion can come late, and deletes nothing that somebody
-//! needs.
+//! anew has the name of another push. So a deletion can come late, and deletes nothing that
+//! somebody needs.
 
 use std::fmt;
 

@@ -12,8 +12,8 @@
 //!           chunks of the runs: SHA-256 of the bytes (32), push (8), length of the object (4)
 //! ```
 //!
-//! All numbers are little-endian. A chunk that is in no run reads as zeros. The last chunk ends with
-//! the disk.
+//! All numbers are little-endian. A chunk that is in no run reads as zeros. The last chunk ends
+//! with the disk.
 //!
 //! The *contents id* is a digest of the disk's size and of the digests of its chunks: two manifests
 //! have the same one only if their disks have the same bytes, however they are stored. So the

@@ -9,13 +9,13 @@
 //!
 //! Why no chunk is lost that a manifest has, or comes to have:
 //!
-//! - A push that begins after the list was written reads it, and does not count on its chunks. If it
-//!   needs their bytes, it sends them under another key.
+//! - A push that begins after the list was written reads it, and does not count on its chunks. If
+//!   it needs their bytes, it sends them under another key.
 //! - A push that began before is waited for. Then its manifest is there, and is read in phase 2.
 //! - A push that gives no sign of life for a day is not waited for. It would not publish any more
 //!   (`session.rs`).
-//! - A key that was deleted is never used again, so it does not matter how late a deletion comes, or
-//!   how many programs delete.
+//! - A key that was deleted is never used again, so it does not matter how late a deletion comes,
+//!   or how many programs delete.
 //!
 //! A crash leaves a list, and the next `prune` goes on with it. Manifests that cannot be read stop
 //! everything: what they have is not known.

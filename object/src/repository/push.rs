@@ -200,13 +200,14 @@ fn work(
         let failed = |source| unreadable(&options.source, source);
         let mut queue = Blocking::open(device, options.engine).map_err(failed)?;
         let mut packer = Packer::new().map_err(failed)?;
-        let mut memory = vec![0; CHUNK_BYTES as usize];
+        let size_bytes = device.geometry().size_bytes;
+        let mut memory = vec![0; size_bytes.min(CHUNK_BYTES) as usize];
         while let Some(&number) = read.get(next.fetch_add(1, Ordering::Relaxed)) {
             if is_over.load(Ordering::Relaxed) {
                 break;
             }
             session.give_sign()?;
-            let bytes = &mut memory[..chunk_bytes(device.geometry().size_bytes, number)];
+            let bytes = &mut memory[..chunk_bytes(size_bytes, number)];
             queue.read(number * CHUNK_BYTES, bytes).map_err(failed)?;
             let mut done = Done { number, chunk: None, sent_bytes: None };
             if !all_zero(bytes) {

@@ -7,7 +7,7 @@
 use crate::error::Result;
 use rustix::time::{ClockId, clock_gettime};
 use std::{
-    fmt,
+    fmt, thread,
     time::{Duration, SystemTime},
 };
 
@@ -40,14 +40,15 @@ pub trait Remote: Send + Sync + fmt::Debug {
     /// As [`Remote::get`]. It may have been written all the same.
     fn put(&self, key: &str, bytes: Vec<u8>) -> Result<()>;
 
-    /// Writes an object if there is none (`If-None-Match: *`). `false` if there is one.
+    /// Writes an object if there is none (`If-None-Match: *`), by one request that is not repeated.
+    /// `false` if there is one.
     ///
     /// # Errors
     /// As [`Remote::put`].
     fn put_new(&self, key: &str, bytes: Vec<u8>) -> Result<bool>;
 
-    /// All objects of a folder, which is empty or ends with a slash. Without those in folders below,
-    /// if `is_flat`.
+    /// All objects of a folder, which is empty or ends with a slash. Without those in folders
+    /// below, if `is_flat`.
     ///
     /// # Errors
     /// As [`Remote::get`].
@@ -57,6 +58,11 @@ pub trait Remote: Send + Sync + fmt::Debug {
     fn clock(&self) -> Duration {
         let now = clock_gettime(ClockId::Boottime);
         Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
+    }
+
+    /// Lets time go by before another try.
+    fn pause(&self, pause: Duration) {
+        thread::sleep(pause);
     }
 
     /// Deletes objects, those that are there.

@@ -1,5 +1,5 @@
-//! A folder of a bucket as the place of a repository. Requests, their signatures and their tries are
-//! those of the `object_store` crate.
+//! A folder of a bucket as the place of a repository. Requests, their signatures and their tries
+//! are those of the `object_store` crate.
 
 use super::remote::{Listed, Remote};
 use crate::{
@@ -16,10 +16,15 @@ use object_store::{
 };
 use std::{future::Future, path::Path, sync::Arc};
 
+/// How often a request is repeated, within the timeout.
+const RETRIES: usize = 10;
+
 /// A folder of a bucket; see the module documentation.
 #[derive(Debug)]
 pub struct S3Remote {
     store: Arc<AmazonS3>,
+    /// Repeats no request.
+    once: Arc<AmazonS3>,
     /// `s3://BUCKET/FOLDER/`, or `s3://BUCKET/`.
     name: String,
     /// `FOLDER/`, or nothing.
@@ -58,7 +63,8 @@ impl S3Remote {
         }
         let folder = if folder.is_empty() { String::new() } else { format!("{folder}/") };
         let name = format!("{}{}/{folder}", Scheme::S3.prefix(), uri.host());
-        Ok(Self { store: Bucket::of(uri, settings)?.writer()?, name, folder })
+        let (store, once) = (Bucket::writer(uri, settings, RETRIES)?, Bucket::writer(uri, settings, 0)?);
+        Ok(Self { store, once, name, folder })
     }
 
     fn path(&self, key: &str) -> Result<ObjectPath> {
@@ -143,7 +149,7 @@ impl Remote for S3Remote {
     }
 
     fn put_new(&self, key: &str, bytes: Vec<u8>) -> Result<bool> {
-        let (store, path) = (Arc::clone(&self.store), self.path(key)?);
+        let (store, path) = (Arc::clone(&self.once), self.path(key)?);
         let options = PutOptions { mode: PutMode::Create, ..PutOptions::default() };
         self.wait(key, async move {
             match store.put_opts(&path, PutPayload::from(bytes), options).await {

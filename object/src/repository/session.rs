@@ -10,9 +10,11 @@
 //! ```
 //!
 //! `prune.rs` says why no chunk is lost by this order. A push must not publish its manifest when
-//! `prune` may have taken it for dead, which it does [`LEASE`] after the last sign of life. So a push
-//! that could give no sign for [`LEASE_USE`] fails. Time is measured by a clock that goes on while
-//! the machine sleeps.
+//! `prune` may have taken it for dead, which it does [`LEASE`] after the last sign of life. So a
+//! push that could give no sign for [`LEASE_USE`] fails. Time is measured by a clock that goes on
+//! while the machine sleeps. Between the last look at the clock and the signature of the request
+//! that publishes lie microseconds, and S3 refuses a request that was signed more than 15 minutes
+//! ago.
 
 use super::{
     keys::{CHUNKS, CONDEMNED, ChunkKey, Digest, PUSHING, PushId},
@@ -30,6 +32,9 @@ use std::{
 pub(super) const LEASE: Duration = Duration::from_secs(24 * 3600);
 /// A push that has given none for so long does not go on.
 const LEASE_USE: Duration = Duration::from_secs(12 * 3600);
+/// Pauses between tries of a request that must not be repeated by itself.
+const PAUSES: [Duration; 4] =
+    [Duration::from_millis(10), Duration::from_millis(100), Duration::from_secs(1), Duration::from_secs(5)];
 /// How often it gives one.
 const SIGN: Duration = Duration::from_secs(900);
 
@@ -78,8 +83,8 @@ impl<'a> Session<'a> {
         let start = start_key(id);
         let text = format!("a push, begun by process {}\n", std::process::id());
         // If the server has written it and its answer was lost, it is there at the second try.
-        remote.put_new(&start, text.clone().into())?;
-        if remote.put_new(&start, text.into())? {
+        put_new(remote, &start, text.as_bytes(), &|| Ok(()))?;
+        if put_new(remote, &start, text.as_bytes(), &|| Ok(()))? {
             let _ = remote.delete(&[start]);
             let what = "the server ignores If-None-Match, so two pushes could overwrite each other".to_owned();
             return Err(ObjectError::NoRepository { name: remote.name_of(""), what });
@@ -118,8 +123,8 @@ impl<'a> Session<'a> {
         self.known().get(digest).copied().flatten()
     }
 
-    /// A chunk that is there. One that another thread is sending is waited for. `None` if the caller
-    /// is to send it.
+    /// A chunk that is there. One that another thread is sending is waited for. `None` if the
+    /// caller is to send it.
     pub(super) fn find_or_claim(&self, digest: &Digest) -> Option<Chunk> {
         let mut known = self.known();
         loop {
@@ -181,11 +186,12 @@ impl<'a> Session<'a> {
     /// there later. So the push is not ended then.
     pub(super) fn publish(self, name: &str, manifest: &[u8]) -> Result<()> {
         let alive = *self.alive.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(error) = self.check(alive, self.remote.clock()) {
+        let check = || self.check(alive, self.remote.clock());
+        if let Err(error) = check() {
             self.end();
             return Err(error);
         }
-        let is_ours = self.remote.put_new(name, manifest.to_vec())? || {
+        let is_ours = put_new(self.remote, name, manifest, &check)? || {
             // It may be ours: the server has written it, and its answer was lost.
             self.remote.get(name, manifest.len() as u64 + 1)?.is_some_and(|found| found == manifest)
         };
@@ -201,6 +207,19 @@ impl<'a> Session<'a> {
             if let Err(error) = self.remote.delete(&[key]) {
                 tracing::warn!("{error}; the folder pushing/{} can be removed", self.id);
             }
+        }
+    }
+}
+
+/// Writes an object if there is none, again and again while the connection fails. `check` comes before
+/// each try: a try that is late must not happen.
+fn put_new(remote: &dyn Remote, key: &str, bytes: &[u8], check: &dyn Fn() -> Result<()>) -> Result<bool> {
+    let mut pauses = PAUSES.iter();
+    loop {
+        check()?;
+        match (remote.put_new(key, bytes.to_vec()), pauses.next()) {
+            (Err(ObjectError::Failed { .. }), Some(pause)) => remote.pause(*pause),
+            (result, _) => return result,
         }
     }
 }

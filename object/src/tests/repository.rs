@@ -121,7 +121,7 @@ fn only_what_has_changed_since_the_base_is_read() {
     bytes[CHUNK + 70_000] ^= 1;
     bytes.extend(bytes_of(&[7, 0]));
     let changed = |range: std::ops::Range<usize>| {
-        let ranges = Vec::from([range.start as u64..range.end as u64]);
+        let ranges = std::iter::once(range.start as u64..range.end as u64).collect();
         PushOptions { base: Some(("monday".into(), Changed::Ranges(ranges))), ..options() }
     };
     let at = CHUNK + 65_536;

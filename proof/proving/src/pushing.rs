@@ -8,11 +8,12 @@
 //!
 //! Before each request the dice decide: whose turn it is; whether hours go by; whether the process
 //! dies; whether its request fails, without effect, with its effect, or with an effect that comes
-//! later. So a run is one of the orders in which the requests of real processes may reach a server.
+//! later. A request that has waited for hours is refused, as S3 does it. So a run is one of the
+//! orders in which the requests of real processes may reach a server.
 //!
-//! What must hold after every request: each manifest that is there has all its chunks. At the end: a
-//! push that has succeeded has its disk there, with its bytes; of two pushes of one name at most one
-//! has; and when all is over, two prunes a day later leave nothing that no disk has.
+//! What must hold after every request: each manifest that is there has all its chunks. At the end:
+//! a push that has succeeded has its disk there, with its bytes; of two pushes of one name at most
+//! one has; and when all is over, two prunes a day later leave nothing that no disk has.
 //!
 //! [`Broken`] names the rules on which this rests. Each can be broken, and then a run must fail.
 
@@ -33,6 +34,9 @@ use std::{
 
 const HOUR: Duration = Duration::from_secs(3600);
 const CHUNK: usize = 4 << 20;
+/// A request that was signed so long ago is refused: AWS Signature Version 4,
+/// "RequestTimeTooSkewed".
+const OLD: Duration = Duration::from_secs(900);
 
 /// A rule that is broken on purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,8 +84,9 @@ struct State {
     /// Whose turn it was.
     last: Option<usize>,
     late: Vec<Late>,
-    /// No more failures: for the end of a run.
-    is_calm: bool,
+    /// How many of 1,000 requests fail, and before how many time goes by.
+    failing: u64,
+    passing: u64,
     failure: Option<String>,
 }
 
@@ -125,7 +130,7 @@ impl Turns {
 
     /// Between two requests: time may go by, and what the server does late may happen.
     fn pass_time(&self, state: &mut State) {
-        if state.dice.below(24) == 0 {
+        if state.dice.below(1000) < state.passing {
             let hours = *state.dice.pick(&[1, 7, 13, 25]);
             self.remote.advance(HOUR * hours);
             // No request is under way for so long.
@@ -203,11 +208,7 @@ impl Process {
     }
 
     /// Waits for the turn of this process.
-    fn fate(&self) -> Fate {
-        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        if *left == Some(0) {
-            return Fate::Refused;
-        }
+    fn turn(&self) -> MutexGuard<'_, State> {
         let mut state = self.turns.state();
         state.waiting.insert(self.number);
         self.turns.changed.notify_all();
@@ -215,16 +216,26 @@ impl Process {
             state = self.turns.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.waiting.remove(&self.number);
+        state
+    }
+
+    /// How the next request goes, when it is the turn of this process.
+    fn fate(&self) -> Fate {
+        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        if *left == Some(0) {
+            return Fate::Refused;
+        }
+        let mut state = self.turn();
         let fates = [Fate::Refused, Fate::Unanswered, Fate::Late];
-        let fate = match state.dice.below(40) {
-            _ if state.is_calm => Fate::Good,
-            at @ 0..3 => fates[at as usize],
-            _ => Fate::Good,
+        let failing = state.failing;
+        let fate = match state.dice.below(1000) < failing {
+            true => *state.dice.pick(&fates),
+            false => Fate::Good,
         };
         *left = left.map(|left| left - 1);
         match *left {
             // Its last request: nobody hears the answer.
-            Some(0) => fates[state.dice.below(3) as usize],
+            Some(0) => *state.dice.pick(&fates),
             _ => fate,
         }
     }
@@ -241,12 +252,16 @@ impl Process {
         now: impl FnOnce(&MemoryRemote) -> Result<T>,
         later: impl FnOnce() -> Option<Late>,
     ) -> Result<T> {
+        let signed = self.turns.remote.clock();
         let is_dead = *self.left.lock().unwrap_or_else(PoisonError::into_inner) == Some(0);
         let fate = self.fate();
         if is_dead {
             return self.failed(key);
         }
+        // As S3 does with a request that was signed long ago.
+        let is_old = self.turns.remote.clock() > signed + OLD;
         let result = match fate {
+            _ if is_old => self.failed(key),
             Fate::Good => now(&self.turns.remote),
             Fate::Refused => self.failed(key),
             Fate::Unanswered => now(&self.turns.remote).and_then(|_| self.failed(key)),
@@ -310,21 +325,25 @@ impl Remote for Process {
         self.do_it(first, |remote| remote.delete(keys), || Some(Late::Delete(keys.to_vec())))
     }
 
+    fn pause(&self, _pause: Duration) {}
+
     fn clock(&self) -> Duration {
-        match self.is_broken(Broken::LeasesAreNotWatched) {
-            true => self.begun,
-            false => self.turns.remote.clock(),
-        }
+        // Hours may go by before a process looks at the clock.
+        drop(self.turn());
+        let now = self.turns.remote.clock();
+        self.over();
+        if self.is_broken(Broken::LeasesAreNotWatched) { self.begun } else { now }
     }
 }
 
-/// The bytes of a disk: chunks with few different contents, and a short one at its end.
-fn disk_bytes(dice: &mut Dice) -> Vec<u8> {
+/// The bytes of a disk: a short chunk, behind zeros or a whole one. Few contents are possible, so
+/// that disks share chunks.
+fn disk_bytes(dice: &mut Dice, contents: &[u8]) -> Vec<u8> {
     // Whole chunks take long to compress.
     let chunks = usize::from(dice.below(16) == 0);
     let mut bytes = vec![0; chunks * CHUNK + 512];
     for chunk in bytes.chunks_mut(CHUNK) {
-        chunk.fill(dice.below(4) as u8);
+        chunk.fill(*dice.pick(contents));
     }
     bytes
 }
@@ -362,15 +381,15 @@ pub fn run(seed: u64, broken: Option<Broken>) -> std::result::Result<Run, String
     let mut dice = Dice::new(seed, 1);
     let remote = MemoryRemote::default();
     let mut expected: BTreeMap<String, Vec<u8>> = BTreeMap::new();
-    for name in ["old", "kept"] {
-        let bytes = disk_bytes(&mut dice);
+    for (name, contents) in [("old", &[1, 2]), ("kept", &[2, 3])] {
+        let bytes = disk_bytes(&mut dice, contents);
         let pushed = push(&remote, name, &device(&bytes), &push_options(), &mut |_, _| true);
         pushed.map_err(|error| error.to_string())?;
         expected.insert(name.into(), bytes);
     }
     let mut tasks = Vec::new();
     for name in ["new", "new", "other"] {
-        tasks.push(Task::Push(name.into(), disk_bytes(&mut dice)));
+        tasks.push(Task::Push(name.into(), disk_bytes(&mut dice, &[0, 1, 2])));
     }
     tasks.push(Task::Prune(vec!["old".into()]));
     tasks.push(Task::Prune(Vec::new()));
@@ -382,7 +401,9 @@ pub fn run(seed: u64, broken: Option<Broken>) -> std::result::Result<Run, String
         turn: None,
         last: None,
         late: Vec::new(),
-        is_calm: false,
+        // Each run has its own weather.
+        failing: *dice.pick(&[0, 25, 75]),
+        passing: *dice.pick(&[0, 0, 40]),
         failure: None,
     };
     let turns = Arc::new(Turns { remote, state: Mutex::new(state), changed: Condvar::new(), broken });
@@ -401,6 +422,8 @@ pub fn run(seed: u64, broken: Option<Broken>) -> std::result::Result<Run, String
                 begun,
             };
             processes.push(scope.spawn(move || {
+                // It may begin long after the others.
+                process.clock();
                 let is_good = match task {
                     Task::Push(name, bytes) => {
                         push(&process, name, &device(bytes), &push_options(), &mut |_, _| true).is_ok()

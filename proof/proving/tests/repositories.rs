@@ -11,16 +11,22 @@ fn runs() -> u64 {
     asked.map_or(RUNS, |states| (states / 20).max(RUNS))
 }
 
+/// The seeds: only DISKWRIGHT_PROVE_SEED, to reproduce a failure, or as many as [`runs`] says.
+fn seeds() -> std::ops::Range<u64> {
+    let only = std::env::var("DISKWRIGHT_PROVE_SEED").ok().and_then(|seed| seed.parse::<u64>().ok());
+    only.map_or(0..runs(), |seed| seed..seed + 1)
+}
+
 #[test]
 fn no_order_of_requests_loses_a_chunk() {
     let mut sum = Run::default();
-    for seed in 0..runs() {
+    for seed in seeds() {
         let found = run(seed, None).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
         sum.pushed = (sum.pushed.0 + found.pushed.0, sum.pushed.1 + found.pushed.1);
         sum.deleted += found.deleted;
     }
     // Runs in which everything fails would prove nothing.
-    assert!(sum.pushed.0 * 4 > sum.pushed.1 && sum.deleted > 0, "{sum:?}");
+    assert!(seeds().count() == 1 || sum.pushed.0 * 4 > sum.pushed.1 && sum.deleted > 0, "{sum:?}");
 }
 
 #[test]
