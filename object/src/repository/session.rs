@@ -211,8 +211,8 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Writes an object if there is none, again and again while the connection fails. `check` comes before
-/// each try: a try that is late must not happen.
+/// Writes an object if there is none, again and again while the connection fails. `check` comes
+/// before each try: a try that is late must not happen.
 fn put_new(remote: &dyn Remote, key: &str, bytes: &[u8], check: &dyn Fn() -> Result<()>) -> Result<bool> {
     let mut pauses = PAUSES.iter();
     loop {
