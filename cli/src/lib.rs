@@ -71,6 +71,7 @@ use args::{Cli, Command, command_line};
 use clap::error::{ContextKind, ContextValue};
 use context::print_message;
 use diskwright_object::ObjectFiles;
+use diskwright_rbd::RbdFiles;
 use diskwright_space::Spaces;
 use std::{ffi::OsString, io::Write, process::ExitCode};
 
@@ -96,6 +97,7 @@ pub fn conduct(global: GlobalOptions, codes: Codes, command: impl FnOnce(&mut Co
     let mut context = Context::new(global, signals);
     Spaces::install();
     ObjectFiles::install();
+    RbdFiles::install();
     let outcome = command(&mut context).and_then(|code| {
         context.out.flush()?;
         Ok(code)

@@ -171,6 +171,9 @@ pub use diskwright_nvme::{ClientError as NvmeError, NvmeDevice, NvmeUri};
 /// Objects in S3 and on web servers. `object::ObjectFiles::install()` makes names such as
 /// `s3://BUCKET/KEY` work in all functions that only read a disk.
 pub use diskwright_object as object;
+/// Images of a Ceph cluster. `rbd::RbdFiles::install()` makes names such as `rbd://POOL/IMAGE` work
+/// in all functions that take the path of a disk, on machines that have librbd.
+pub use diskwright_rbd as rbd;
 /// Pools of members. `space::Spaces::install()` makes names such as `space://POOL/NAME` work in all
 /// functions that take the path of a disk.
 pub use diskwright_space as space;

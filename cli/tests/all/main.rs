@@ -19,6 +19,7 @@ mod attach;
 mod attach_file_systems;
 mod backups;
 mod bucket;
+mod ceph;
 mod compact;
 mod compact_in_use;
 mod control;

@@ -7,7 +7,7 @@ use crate::{
 use diskwright_lab::{acceptance::Row, selftest};
 
 /// The rows about disks and servers.
-const OWN: [Row; 57] = [
+const OWN: [Row; 59] = [
     Row {
         name: "workloads",
         title: "populated dynamic and differencing disks against the same blocks used as a raw file, 16 workloads, O_DIRECT, QD 32: 0.95 of the IOPS, 1.10 of the CPU in 126 of 128 comparisons",
@@ -77,6 +77,16 @@ const OWN: [Row; 57] = [
         name: "s3-warm",
         title: "4K random reads from the cache of an object against a local file, O_DIRECT, QD 32: 0.95 of the IOPS",
         measure: object::warm,
+    },
+    Row {
+        name: "s3-children",
+        title: "a hundred programs read through children of one image in S3: each MiB of it is fetched once",
+        measure: object::hundred,
+    },
+    Row {
+        name: "s3-push",
+        title: "a second push of a disk of which 1 % has changed: sends at most 2 % of its bytes, and reads only what has changed",
+        measure: object::second,
     },
     Row {
         name: "resync",

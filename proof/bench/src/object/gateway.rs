@@ -15,7 +15,10 @@ use std::{
     ops::Range,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -28,6 +31,7 @@ pub(crate) const NAME: &str = "s3://golden/disk.raw";
 pub(crate) const SEED: u64 = 23;
 /// What the proxy adds to each request.
 pub(crate) const DELAY: Duration = Duration::from_millis(5);
+const METHODS: [&[u8]; 5] = [b"GET ", b"PUT ", b"HEAD ", b"POST ", b"DELETE "];
 const PATIENCE: Duration = Duration::from_secs(20);
 const ACCESS: &str = "AKIABENCH";
 const SECRET: &str = "bench-secret";
@@ -42,6 +46,7 @@ pub(crate) struct Gateway {
     pub(crate) file: PathBuf,
     dir: PathBuf,
     asked: Arc<Mutex<Vec<Range<u64>>>>,
+    sent_bytes: Arc<AtomicU64>,
 }
 
 impl Drop for Gateway {
@@ -95,7 +100,9 @@ impl Gateway {
         let listener = TcpListener::bind("127.0.0.1:0").map_err(wrong("start a proxy for"))?;
         let endpoint = format!("http://{}", listener.local_addr().map_err(wrong("start a proxy for"))?);
         let asked: Arc<Mutex<Vec<Range<u64>>>> = Arc::default();
-        let gateway = Self { server, endpoint, file, dir: dir.to_owned(), asked: Arc::clone(&asked) };
+        let sent_bytes: Arc<AtomicU64> = Arc::default();
+        let (dir, sent) = (dir.to_owned(), Arc::clone(&sent_bytes));
+        let gateway = Self { server, endpoint, file, dir, asked: Arc::clone(&asked), sent_bytes };
         let begun = Instant::now();
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
             if begun.elapsed() > PATIENCE {
@@ -105,10 +112,10 @@ impl Gateway {
         }
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                let asked = Arc::clone(&asked);
+                let (asked, sent) = (Arc::clone(&asked), Arc::clone(&sent));
                 thread::spawn(move || {
                     // An error is the end of the connection.
-                    let _ = pass_on(client, port, &asked);
+                    let _ = pass_on(client, port, &asked, &sent);
                 });
             }
         });
@@ -117,19 +124,38 @@ impl Gateway {
 
     /// How its clients reach it, with a cache of their own.
     pub(crate) fn settings(&self) -> Settings {
-        let variables = [
+        Settings {
+            cache: Some(self.cache()),
+            cache_bytes: 64 << 30,
+            timeout: PATIENCE,
+            allow_http: false,
+            aws: self.variables().map(|(name, value)| (name.to_owned(), value.to_owned())).into_iter().collect(),
+        }
+    }
+
+    /// The same for a program.
+    pub(crate) fn variables(&self) -> [(&'static str, &str); 4] {
+        [
             ("AWS_ENDPOINT_URL", self.endpoint.as_str()),
             ("AWS_ACCESS_KEY_ID", ACCESS),
             ("AWS_SECRET_ACCESS_KEY", SECRET),
             ("AWS_REGION", "us-east-1"),
-        ];
-        Settings {
-            cache: Some(self.dir.join("cache")),
-            cache_bytes: 64 << 30,
-            timeout: PATIENCE,
-            allow_http: false,
-            aws: variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into_iter().collect(),
-        }
+        ]
+    }
+
+    /// The folder of its clients' cache.
+    pub(crate) fn cache(&self) -> PathBuf {
+        self.dir.join("cache")
+    }
+
+    /// The bucket as a folder.
+    pub(crate) fn bucket(&self) -> PathBuf {
+        self.dir.join("buckets").join(BUCKET)
+    }
+
+    /// Bytes that clients have sent since this was last called.
+    pub(crate) fn take_sent_bytes(&self) -> u64 {
+        self.sent_bytes.swap(0, Ordering::Relaxed)
     }
 
     /// The ranges that were asked for since this was last called.
@@ -149,7 +175,7 @@ fn fill(path: &Path, size_bytes: u64) -> io::Result<()> {
 }
 
 /// Passes a connection on.
-fn pass_on(mut client: TcpStream, port: u16, asked: &Mutex<Vec<Range<u64>>>) -> io::Result<()> {
+fn pass_on(mut client: TcpStream, port: u16, asked: &Mutex<Vec<Range<u64>>>, sent_bytes: &AtomicU64) -> io::Result<()> {
     let mut server = TcpStream::connect(("127.0.0.1", port))?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
@@ -165,8 +191,12 @@ fn pass_on(mut client: TcpStream, port: u16, asked: &Mutex<Vec<Range<u64>>>) -> 
         if len == 0 {
             return server.shutdown(Shutdown::Write);
         }
-        asked.lock().unwrap_or_else(PoisonError::into_inner).extend(range_of(&buf[..len]));
-        thread::sleep(DELAY);
+        sent_bytes.fetch_add(len as u64, Ordering::Relaxed);
+        // The rest is the body of an upload.
+        if METHODS.iter().any(|method| buf[..len].starts_with(method)) {
+            asked.lock().unwrap_or_else(PoisonError::into_inner).extend(range_of(&buf[..len]));
+            thread::sleep(DELAY);
+        }
         server.write_all(&buf[..len])?;
     }
 }

@@ -1,13 +1,17 @@
-//! Objects in S3: what a cold and a warm cache cost.
+//! Objects in S3: what a cold and a warm cache cost, and a second push.
 //!
 //! The server is versitygw on this machine, behind a proxy that adds 5 ms to each request and
 //! counts what is asked for (`gateway.rs`).
 
+mod children;
 mod cold;
 mod gateway;
+mod pushing;
 mod warm;
 
+pub(crate) use children::hundred;
 pub(crate) use cold::{random, sequential};
+pub(crate) use pushing::second;
 pub(crate) use warm::warm;
 
 use diskwright_lab::{LabError, Result};
