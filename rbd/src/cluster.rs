@@ -2,8 +2,8 @@
 //! one connection, which ends with the last of them.
 //!
 //! The configuration is read in the order of Ceph's tools: the file (`conf=` of the name,
-//! `CEPH_CONF`, or the default places), then `CEPH_ARGS`, then the timeouts of the name. The user is
-//! `id=` of the name, or `--id`, `--user`, `-n`, `--name` in `CEPH_ARGS`, or `admin`.
+//! `CEPH_CONF`, or the default places), then `CEPH_ARGS`, then the timeouts of the name. The user
+//! is `id=` of the name, or `--id`, `--user`, `-n`, `--name` in `CEPH_ARGS`, or `admin`.
 
 #![allow(unsafe_code, reason = "functions of a C library")]
 

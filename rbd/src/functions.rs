@@ -1,8 +1,8 @@
 //! The functions of librados and librbd that are used, loaded at run time.
 //!
 //! The libraries are loaded once and stay loaded: their threads outlive any connection. The types
-//! are those of `rados/librados.h` and `rbd/librbd.h` of Ceph 15 and later; the ABI of both has been
-//! stable since long before (`librados.so.2`, `librbd.so.1`).
+//! are those of `rados/librados.h` and `rbd/librbd.h` of Ceph 15 and later; the ABI of both has
+//! been stable since long before (`librados.so.2`, `librbd.so.1`).
 
 #![allow(unsafe_code, reason = "functions of a C library")]
 

@@ -56,8 +56,8 @@ impl fmt::Debug for Image {
 
 impl Drop for Image {
     fn drop(&mut self) {
-        // SAFETY: the lane holds the image while requests are under way, so none is. It flushes, and
-        // gives the lock back.
+        // SAFETY: the lane holds the image while requests are under way, so none is. It flushes,
+        // and gives the lock back.
         let code = unsafe { (self.functions().rbd_close)(self.handle) };
         if code < 0 {
             tracing::warn!("{}: it was not closed cleanly: {}", self.name, error_of(code));
@@ -224,7 +224,8 @@ impl Image {
             }
             done(count)?;
             let found = infos.iter().take(count as usize).map(|info| {
-                // SAFETY: the library has written the name, which lives until the list is given back.
+                // SAFETY: the library has written the name, which lives until the list is given
+                // back.
                 let name = unsafe { CStr::from_ptr(info.name) }.to_string_lossy().into_owned();
                 Snapshot { id: info.id, name, size_bytes: info.size }
             });

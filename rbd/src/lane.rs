@@ -11,8 +11,8 @@
 //!
 //! Lock: `slots`, held for a look-up, never during a call that may wait.
 //!
-//! Every request ends: `rados_osd_op_timeout` is set (`cluster.rs`), so that a cluster that does not
-//! answer is an error.
+//! Every request ends: `rados_osd_op_timeout` is set (`cluster.rs`), so that a cluster that does
+//! not answer is an error.
 
 #![allow(unsafe_code, reason = "functions of a C library, which are given memory of requests")]
 
@@ -120,7 +120,8 @@ impl RbdLane {
         let from: *const u8 = if is_read { ptr::null() } else { loan.bytes().as_ptr() };
         let slot = self.put(UnderWay { loan, is_durable, is_read });
         let mut completion: Handle = ptr::null_mut();
-        // SAFETY: the argument is a number, which the library only gives back; there is no callback.
+        // SAFETY: the argument is a number, which the library only gives back; there is no
+        // callback.
         let made = unsafe {
             (functions.rbd_aio_create_completion)(ptr::without_provenance_mut(slot), ptr::null(), &mut completion)
         };

@@ -29,6 +29,8 @@ mod functions;
 mod image;
 mod lane;
 mod store;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod uri;
 
 pub use error::{RbdError, Result};

@@ -1,4 +1,5 @@
-//! An open image of a cluster as a store: requests of engines go by the lane, everything else waits.
+//! An open image of a cluster as a store: requests of engines go by the lane, everything else
+//! waits.
 
 use crate::{
     error::{RbdError, Result},

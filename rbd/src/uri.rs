@@ -1,5 +1,5 @@
-//! Names of images: `rbd://POOL/IMAGE`, `rbd://POOL/NAMESPACE/IMAGE`, with `@SNAPSHOT`, and with the
-//! settings of the connection as a query.
+//! Names of images: `rbd://POOL/IMAGE`, `rbd://POOL/NAMESPACE/IMAGE`, with `@SNAPSHOT`, and with
+//! the settings of the connection as a query.
 //!
 //! ```text
 //!   rbd://POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][?id=USER][&conf=FILE][&timeout=SECONDS]

@@ -1,15 +1,10 @@
 //! Images of a Ceph cluster: raw disks, images inside them, snapshots, locks, lost daemons.
 //!
-//! The cluster is of this test: one monitor, one manager and one OSD in memory, without
-//! authentication, in the folder of the test.
+//! The cluster is of this test (`diskwright_rbd::testing`).
 
-use crate::{
-    bucket::{found, free_port},
-    common::{Running, Workshop, flat},
-};
+use crate::common::{Running, Workshop, flat};
+use diskwright_rbd::testing::Cluster;
 use std::{
-    fs,
-    path::PathBuf,
     process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -17,92 +12,24 @@ use std::{
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A cluster with a pool "rbd".
-struct Cluster {
-    conf: PathBuf,
-    osd: Option<Running>,
-    _others: Vec<Running>,
-}
-
-impl Cluster {
-    fn start(test: &str, shop: &mut Workshop) -> Option<Self> {
-        for program in ["ceph-mon", "ceph-osd", "ceph-mgr", "ceph", "rbd", "monmaptool"] {
-            found(test, program)?;
+/// A cluster, which the commands of the workshop use from now on.
+fn cluster(shop: &mut Workshop) -> Option<Cluster> {
+    match Cluster::start(&shop.path("ceph"), "") {
+        Ok(cluster) => {
+            shop.variables = vec![("CEPH_CONF", cluster.conf().display().to_string())];
+            Some(cluster)
         }
-        let (folder, port) = (shop.path("ceph"), free_port());
-        for daemon in ["mon", "osd", "mgr"] {
-            fs::create_dir_all(folder.join(daemon)).unwrap();
+        Err(why) => {
+            println!("skipped: images of a Ceph cluster: {why}");
+            None
         }
-        let (at, fsid) = (folder.display(), "7b1f6a3e-1f0c-4f0e-9d7e-5f5a4c0d2e11");
-        let conf = folder.join("ceph.conf");
-        let settings = format!(
-            "[global]\nfsid = {fsid}\nmon_host = v1:127.0.0.1:{port}\nmon_initial_members = a\n\
-             auth_cluster_required = none\nauth_service_required = none\nauth_client_required = none\n\
-             osd_pool_default_size = 1\nosd_pool_default_min_size = 1\nosd_crush_chooseleaf_type = 0\n\
-             mon_allow_pool_size_one = true\nosd_pool_default_pg_autoscale_mode = off\n\
-             osd_objectstore = memstore\nmemstore_device_bytes = 2147483648\n\
-             public_addr = 127.0.0.1\ncluster_addr = 127.0.0.1\n\
-             run_dir = {at}\nlog_file = {at}/$name.log\npid_file = {at}/$name.pid\nadmin_socket = {at}/$name.asok\n\
-             mon_data = {at}/mon\nosd_data = {at}/osd\nmgr_data = {at}/mgr\nosd_heartbeat_grace = 60\n\
-             mon_data_avail_crit = 1\nmon_data_avail_warn = 2\n"
-        );
-        fs::write(&conf, settings).unwrap();
-        let run = |program: &str, words: &[&str]| {
-            let mut command = Command::new(program);
-            command.args(words).arg("-c").arg(&conf).stdin(Stdio::null()).stdout(Stdio::null());
-            let done = command.stderr(Stdio::null()).status().unwrap();
-            assert!(done.success(), "{program} {words:?}");
-        };
-        let map = folder.join("monmap").display().to_string();
-        run("monmaptool", &["--create", "--addv", "a", &format!("[v1:127.0.0.1:{port}]"), "--fsid", fsid, &map]);
-        run("ceph-mon", &["--mkfs", "-i", "a", "--monmap", &map]);
-        let daemon = |program: &str, id: &str| {
-            let mut command = Command::new(program);
-            command.args(["-f", "-i", id, "-c"]).arg(&conf);
-            Running::start(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()))
-        };
-        let others = vec![daemon("ceph-mon", "a"), daemon("ceph-mgr", "x")];
-        let mut cluster = Self { conf: conf.clone(), osd: None, _others: others };
-        let begun = Instant::now();
-        while !cluster.ceph(&["osd", "new", "0f5d1c5e-8a55-4d2a-9c7e-2f6f0f0e6d01", "0"]) {
-            assert!(begun.elapsed() < PATIENCE, "the monitor does not answer");
-            thread::sleep(Duration::from_millis(200));
-        }
-        run("ceph-osd", &["--mkfs", "-i", "0", "--osd-uuid", "0f5d1c5e-8a55-4d2a-9c7e-2f6f0f0e6d01"]);
-        cluster.osd = Some(daemon("ceph-osd", "0"));
-        assert!(cluster.ceph(&["osd", "pool", "create", "rbd", "8"]));
-        while !cluster.rbd(&["pool", "init", "rbd"]) {
-            assert!(begun.elapsed() < PATIENCE, "the pool does not answer");
-        }
-        shop.variables = vec![("CEPH_CONF", conf.display().to_string())];
-        Some(cluster)
-    }
-
-    fn command(&self, program: &str, words: &[&str]) -> Command {
-        let mut command = Command::new("timeout");
-        command.arg("60").arg(program).args(words).arg("-c").arg(&self.conf);
-        command.stdin(Stdio::null());
-        command
-    }
-
-    fn ceph(&self, words: &[&str]) -> bool {
-        let mut command = self.command("ceph", words);
-        command.args(["--connect-timeout", "5"]).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success()
-    }
-
-    fn rbd(&self, words: &[&str]) -> bool {
-        self.command("rbd", words).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success()
-    }
-
-    fn says(&self, words: &[&str]) -> String {
-        String::from_utf8(self.command("rbd", words).output().unwrap().stdout).unwrap()
     }
 }
 
 #[test]
 fn images_of_a_cluster() {
     let mut shop = Workshop::new();
-    let Some(mut cluster) = Cluster::start("images of a Ceph cluster", &mut shop) else { return };
+    let Some(mut cluster) = cluster(&mut shop) else { return };
     raw_disks(&shop, &cluster);
     images_inside(&shop, &cluster);
     snapshots(&shop, &cluster);
@@ -181,7 +108,8 @@ fn locks(shop: &Workshop, cluster: &Cluster) {
     let error = flat(&shop.fails(1, "io rbd://rbd/raw -c 'write 0 4K'"));
     assert!(error.contains("in use") && error.contains("another client"), "{error}");
     shop.ok("io rbd://rbd/raw -r -c 'read -P 3 0 64K'");
-    // Taken away, as an administrator does it: the next write is an error, and so is all that follows.
+    // Taken away, as an administrator does it: the next write is an error, and so is all that
+    // follows.
     let listed = cluster.says(&["lock", "ls", "rbd/raw", "--format", "json"]);
     let locks: serde_json::Value = serde_json::from_str(&listed).unwrap();
     let (id, locker) = (locks[0]["id"].as_str().unwrap(), locks[0]["locker"].as_str().unwrap());
@@ -212,7 +140,7 @@ fn wrong_names(shop: &Workshop) {
 /// An OSD that is stopped under load: requests wait, and go on when it is back. One that stays away
 /// is an error after the timeout, never zeros.
 fn a_lost_daemon(shop: &Workshop, cluster: &mut Cluster) {
-    let osd = cluster.osd.as_ref().unwrap().id().to_string();
+    let osd = cluster.osd().to_string();
     let signal = |name: &str| assert!(Command::new("kill").args([name, &osd]).status().unwrap().success());
     shop.ok("io rbd://rbd/raw -c 'write -P 6 8M 4M' -c flush");
     signal("-STOP");
@@ -222,8 +150,7 @@ fn a_lost_daemon(shop: &Workshop, cluster: &mut Cluster) {
     signal("-CONT");
     let ended = reader.output().unwrap();
     assert!(ended.status.success(), "{ended:?}");
-    cluster.osd.as_mut().unwrap().kill().unwrap();
-    cluster.osd.take().unwrap().wait().unwrap();
+    cluster.kill_osd();
     let begun = Instant::now();
     let error = flat(&shop.fails(1, "io 'rbd://rbd/raw?timeout=5' -r -c 'read 8M 4M'"));
     assert!(begun.elapsed() < Duration::from_secs(40), "{error}");

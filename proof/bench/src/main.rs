@@ -52,6 +52,7 @@ mod object;
 mod ours;
 mod populated;
 mod race;
+mod rbd;
 mod rescue;
 mod rows;
 mod same_blocks;
