@@ -133,6 +133,10 @@ impl Cluster {
         }
         // SAFETY: a configured cluster.
         failed("connect to the cluster", unsafe { (functions.rados_connect)(handle) })?;
+        // The id of the cluster is in the monitors' map, which may come after the connection. Until
+        // then it is zeros.
+        // SAFETY: a connected cluster.
+        failed("get the maps of the cluster", unsafe { (functions.rados_wait_for_latest_osdmap)(handle) })?;
         let mut fsid = [0_u8; 64];
         // SAFETY: the length of the buffer is given.
         let len = unsafe { (functions.rados_cluster_fsid)(handle, fsid.as_mut_ptr().cast(), fsid.len()) };

@@ -3,7 +3,7 @@
 use crate::{
     cluster::Pool,
     error::{RbdError, Result},
-    image::Image,
+    image::{self, Image},
     store::{RbdStore, numbers},
     uri::{PREFIX, RbdUri},
 };
@@ -84,7 +84,7 @@ impl FileSystem for RbdFiles {
         if uri.snapshot.is_some() {
             return Err(RbdError::Snapshot { name: uri.to_string() }.into());
         }
-        Pool::of(&uri)?.remove(&uri.image)
+        image::remove(&*Pool::of(&uri)?, &uri)
     }
 
     /// Nothing to do: the cluster has answered.

@@ -69,6 +69,7 @@ functions! {
         rados_conf_set(Handle, *const c_char, *const c_char) -> c_int;
         rados_conf_get(Handle, *const c_char, *mut c_char, usize) -> c_int;
         rados_connect(Handle) -> c_int;
+        rados_wait_for_latest_osdmap(Handle) -> c_int;
         rados_shutdown(Handle) -> ();
         rados_cluster_fsid(Handle, *mut c_char, usize) -> c_int;
         rados_ioctx_create(Handle, *const c_char, *mut Handle) -> c_int;

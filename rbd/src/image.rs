@@ -1,5 +1,11 @@
 //! An open image: the calls of librbd that are safe to make, on memory that lives as long as they
 //! need it. Calls that block are for threads that may wait.
+//!
+//! The cluster removes no image that is open. A file is removed while it is open, and then goes
+//! when it is closed; merges rely on that. So an image that this process has open is removed at its
+//! last close here ([`remove`]). If the process dies before, the image stays.
+//!
+//! Lock: `OPEN`, held for look-ups only.
 
 #![allow(unsafe_code, reason = "functions of a C library")]
 
@@ -11,9 +17,13 @@ use crate::{
 };
 use diskwright_store::FileRange;
 use std::{
+    collections::HashMap,
     ffi::{CStr, c_int, c_void},
     fmt, io, ptr,
-    sync::Arc,
+    sync::{
+        Arc, LazyLock, Mutex, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 /// `RBD_FEATURE_EXCLUSIVE_LOCK`.
@@ -34,6 +44,44 @@ pub struct Snapshot {
     pub size_bytes: u64,
 }
 
+/// What the opens of one image in this process share: whether it is to be removed.
+type Doom = Arc<AtomicBool>;
+
+/// The images that are open, by cluster, pool, namespace and name.
+static OPEN: LazyLock<Mutex<HashMap<[String; 4], Weak<AtomicBool>>>> = LazyLock::new(Mutex::default);
+
+fn key(pool: &Pool, uri: &RbdUri) -> [String; 4] {
+    let RbdUri { pool: name, namespace, image, .. } = uri.clone();
+    [pool.cluster.fsid.clone(), name, namespace.unwrap_or_default(), image]
+}
+
+fn doom_of(key: [String; 4]) -> Doom {
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    open.retain(|_, doom| doom.strong_count() > 0);
+    if let Some(doom) = open.get(&key).and_then(Weak::upgrade) {
+        return doom;
+    }
+    let doom = Doom::default();
+    open.insert(key, Arc::downgrade(&doom));
+    doom
+}
+
+/// Removes an image: now, or at its last close if this process has it open.
+///
+/// # Errors
+/// The cluster's error, if another client has it open, for example.
+pub(crate) fn remove(pool: &Pool, uri: &RbdUri) -> io::Result<()> {
+    // Taken before, so that an image that is closed meanwhile is not missed.
+    let doom = doom_of(key(pool, uri));
+    match pool.remove(&uri.image) {
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy && Arc::strong_count(&doom) > 1 => {
+            doom.store(true, Ordering::Release);
+            Ok(())
+        }
+        result => result,
+    }
+}
+
 /// An open image; see the module documentation.
 pub(crate) struct Image {
     pub(crate) name: String,
@@ -41,6 +89,9 @@ pub(crate) struct Image {
     pub(crate) handle: Handle,
     /// The exclusive lock is held.
     pub(crate) is_locked: bool,
+    /// Its name in the pool.
+    image: String,
+    doom: Doom,
 }
 
 // SAFETY: an `rbd_image_t` may be used by all threads at once (rbd/librbd.h).
@@ -61,6 +112,12 @@ impl Drop for Image {
         let code = unsafe { (self.functions().rbd_close)(self.handle) };
         if code < 0 {
             tracing::warn!("{}: it was not closed cleanly: {}", self.name, error_of(code));
+        }
+        if self.doom.load(Ordering::Acquire)
+            && Arc::strong_count(&self.doom) == 1
+            && let Err(error) = self.pool.remove(&self.image)
+        {
+            tracing::warn!("{}: it could not be removed: {error}; `rbd rm` removes it", self.name);
         }
     }
 }
@@ -96,7 +153,9 @@ impl Image {
             io::ErrorKind::NotFound => RbdError::Missing { name: uri.to_string(), what: "image or snapshot" },
             _ => RbdError::Image { name: uri.to_string(), doing: "open", source },
         })?;
-        let mut image = Self { name: uri.to_string(), pool, handle, is_locked: false };
+        let doom = doom_of(key(&pool, uri));
+        let (name, image) = (uri.to_string(), uri.image.clone());
+        let mut image = Self { name, pool, handle, is_locked: false, image, doom };
         if writable {
             image.lock()?;
         }

@@ -3,7 +3,7 @@
 
 use std::{
     env, fs, io,
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -33,6 +33,15 @@ impl Drop for Cluster {
     }
 }
 
+fn check_installed(programs: &[&str]) -> Result<(), String> {
+    let paths = env::var_os("PATH").unwrap_or_default();
+    let is_there = |program: &str| env::split_paths(&paths).any(|path| path.join(program).exists());
+    match programs.iter().find(|program| !is_there(program)) {
+        Some(program) => Err(format!("{program} is not installed")),
+        None => Ok(()),
+    }
+}
+
 fn settings(folder: &Path, port: u16, more: &str) -> String {
     let at = folder.display();
     format!(
@@ -54,12 +63,7 @@ impl Cluster {
     /// # Errors
     /// What is missing, or what has failed.
     pub fn start(folder: &Path, more: &str) -> Result<Self, String> {
-        let paths = env::var_os("PATH").unwrap_or_default();
-        for program in PROGRAMS {
-            if !env::split_paths(&paths).any(|path| path.join(program).exists()) {
-                return Err(format!("{program} is not installed"));
-            }
-        }
+        check_installed(&PROGRAMS)?;
         Self::begin(folder, more).map_err(|error| format!("a cluster could not be started: {error}"))
     }
 
@@ -119,6 +123,34 @@ impl Cluster {
             thread::sleep(Duration::from_millis(200));
         }
         Ok(())
+    }
+
+    /// Starts the cluster's S3 server, with a user. Returns its address.
+    ///
+    /// # Errors
+    /// What is missing, or what has failed.
+    pub fn start_gateway(&mut self, access: &str, secret: &str) -> Result<String, String> {
+        check_installed(&["radosgw", "radosgw-admin"])?;
+        self.begin_gateway(access, secret).map_err(|error| format!("the gateway could not be started: {error}"))
+    }
+
+    fn begin_gateway(&mut self, access: &str, secret: &str) -> io::Result<String> {
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let mut command = Command::new("radosgw");
+        command.args(["-f", "-n", "client.gateway", "--ms_mon_client_mode=crc", "-c"]).arg(&self.conf);
+        command.arg(format!("--rgw_frontends=beast endpoint=127.0.0.1:{port}"));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        self.others.push(command.spawn()?);
+        let begun = Instant::now();
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            if begun.elapsed() > PATIENCE {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            thread::sleep(Duration::from_millis(200));
+        }
+        let (access, secret) = (format!("--access-key={access}"), format!("--secret={secret}"));
+        self.must("radosgw-admin", &["user", "create", "--uid=test", "--display-name=test", &access, &secret])?;
+        Ok(format!("http://127.0.0.1:{port}"))
     }
 
     /// The file of its settings.

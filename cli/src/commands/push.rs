@@ -21,7 +21,7 @@ use clap::Args;
 use diskwright_disk::{Disk, OpenOptions, Opened, refuse_unknown, require_file};
 use diskwright_object::{
     ObjectUri, Settings,
-    repository::{Changed, Manifest, PushOptions, Remote, S3Remote, disk, push},
+    repository::{Changed, Manifest, PushId, PushOptions, Remote, S3Remote, disk, hex, push},
 };
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -49,7 +49,7 @@ Without --base, a DISK whose parent is a pushed disk of FOLDER is read where it 
 URL names a disk from then on: `diskwright pull`, `convert`, `serve` and `attach` read it where it lies, and it can be the parent of a VHDX, VHD or qcow2. \
 Every byte that is read is checked against the SHA-256 digests in the manifest.
 
-The server must be an S3 server that honours If-None-Match, which is tested: AWS, MinIO, Ceph and versitygw do. Credentials are those of the AWS tools.
+The server must be an S3 server that honours If-None-Match, which each push tests: Amazon S3, Ceph and versitygw do. Credentials are those of the AWS tools.
 
 EXAMPLES
   diskwright push vm.vhdx s3://backups/vms/web-monday --track
@@ -134,7 +134,12 @@ pub fn run(context: &mut Context, args: &PushArgs) -> Outcome {
         ..context.global.open_options(args.track)
     };
     let opened = context.open(&args.disk, &options)?;
-    let mut warnings = opened.warnings().to_vec();
+    let mut warnings = Vec::new();
+    let base = match asked {
+        Some((manifest, name)) => Some(of_point(&opened, manifest, name, &mut warnings)?),
+        None => of_parent(&opened, &remote, &settings)?,
+    };
+    warnings.iter().for_each(|warning| context.warn(warning));
     // Before anything is read: what is written from now on counts for the next push.
     let point = match (&opened, args.track) {
         (Opened::Disk(opened), true) => {
@@ -143,12 +148,6 @@ pub fn run(context: &mut Context, args: &PushArgs) -> Outcome {
         }
         _ => None,
     };
-    let base = match asked {
-        Some((manifest, name)) => Some(of_point(&opened, manifest, name, &mut warnings)?),
-        None => of_parent(&opened, &remote, &settings)?,
-    };
-    let new = warnings.len().saturating_sub(opened.warnings().len());
-    warnings[warnings.len() - new..].iter().for_each(|warning| context.warn(warning));
     let push_options = PushOptions {
         engine: context.global.engine(),
         source: args.disk.file_name().unwrap_or_default().to_string_lossy().into_owned(),
@@ -176,7 +175,7 @@ pub fn run(context: &mut Context, args: &PushArgs) -> Outcome {
     let report = Report {
         disk: json::path(&args.disk),
         url: remote.name_of(&name),
-        contents_id: pushed.contents_id.iter().map(|byte| format!("{byte:02x}")).collect(),
+        contents_id: hex(&pushed.contents_id),
         virtual_size: pushed.size_bytes,
         base: base.map(|base| base.name),
         point,
@@ -184,7 +183,7 @@ pub fn run(context: &mut Context, args: &PushArgs) -> Outcome {
         read_bytes: pushed.read_bytes,
         sent_chunks: pushed.sent,
         sent_bytes: pushed.sent_bytes,
-        warnings: switches::all_with_switches(&warnings),
+        warnings: switches::all_with_switches(&[opened.warnings(), &warnings].concat()),
         seconds: elapsed.as_secs_f64(),
     };
     if context.global.json {
@@ -225,12 +224,10 @@ fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
+/// Starts the point of a push. No other push, of this disk or of another one, has its name: a
+/// manifest names the point, and a base that is of another disk must not find one.
 fn start_point(disk: &Disk) -> Outcome<String> {
-    let taken = disk.points()?;
-    let seconds = unix_seconds();
-    let name =
-        (seconds..).map(|number| format!("{POINT}{number}")).find(|name| taken.iter().all(|point| point.name != *name));
-    let name = name.unwrap_or_default();
+    let name = format!("{POINT}{}", PushId::random()?);
     disk.start_tracking(&name)?;
     Ok(name)
 }

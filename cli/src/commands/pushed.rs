@@ -12,7 +12,7 @@ use crate::{
 use clap::Args;
 use diskwright_object::{
     Settings,
-    repository::{Disk, Remote, S3Remote, disks},
+    repository::{Disk, Remote, S3Remote, disks, hex},
 };
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -87,7 +87,7 @@ fn rows(disks: &[Disk]) -> Vec<Row> {
             virtual_size: facts.size_bytes,
             stored: sum(false),
             alone: sum(true),
-            contents_id: disk.manifest.contents_id().iter().map(|byte| format!("{byte:02x}")).collect(),
+            contents_id: hex(&disk.manifest.contents_id()),
             source: facts.source.clone(),
             base: facts.base.clone(),
         }

@@ -3,8 +3,10 @@
 //! The cluster is of this test (`diskwright_rbd::testing`).
 
 use crate::common::{Running, Workshop, flat};
-use diskwright_rbd::testing::Cluster;
+use diskwright_rbd::{RbdFiles, RbdStore, RbdUri, testing::Cluster};
+use diskwright_store::FileSystem;
 use std::{
+    path::Path,
     process::{Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -35,6 +37,7 @@ fn images_of_a_cluster() {
     snapshots(&shop, &cluster);
     locks(&shop, &cluster);
     wrong_names(&shop);
+    a_bucket(&mut shop, &mut cluster);
     a_lost_daemon(&shop, &mut cluster);
 }
 
@@ -47,15 +50,8 @@ fn raw_disks(shop: &Workshop, cluster: &Cluster) {
     );
     assert!(cluster.rbd(&["export", "rbd/raw", shop.path("raw.img").to_str().unwrap()]));
     shop.ok("compare raw.img rbd://rbd/raw");
-    let map = shop.json("map rbd://rbd/raw");
-    let data: u64 = map["extents"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter(|extent| extent["data"] == true)
-        .map(|extent| extent["length"].as_u64().unwrap())
-        .sum();
-    assert!((8 << 20..=64 << 20).contains(&data), "holes are known: {map}");
+    let data = shop.data_bytes("rbd://rbd/raw");
+    assert!((8 << 20..=64 << 20).contains(&data), "holes are known: {data}");
     // A copy into the cluster keeps holes; a copy from it is the same.
     shop.ok("convert raw.img rbd://rbd/copy --format raw --verify");
     shop.ok("convert rbd://rbd/copy copy.vhdx --verify");
@@ -78,6 +74,26 @@ fn images_inside(shop: &Workshop, cluster: &Cluster) {
     shop.ok("io rbd://rbd/child.vhdx -c 'write -P 8 1M 64K' -c 'read -P 5 2M 1M' -c flush");
     let shown = flat(&shop.ok("info rbd://rbd/child.vhdx --chain"));
     assert!(shown.contains("a chain of 2 disks"), "{shown}");
+    for format in ["vhdx", "vhd", "qcow2", "vmdk", "vdi"] {
+        let (disk, child) = (format!("rbd://rbd/golden.{format}"), format!("rbd://rbd/clone.{format}"));
+        shop.ok(&format!("create {disk} --size 64M"));
+        shop.ok(&format!("io {disk} -c 'write -P 5 1M 4M' -c flush"));
+        shop.ok(&format!("clone {disk} {child}"));
+        shop.ok(&format!("io {child} -c 'write -P 6 1M 4K' -c flush"));
+        shop.ok(&format!("io {child} -r -c 'read -P 6 1M 4K' -c 'read -P 5 2M 1M' -c 'read -P 0 8M 1M'"));
+        let error = flat(&shop.fails(1, &format!("io {disk} -c 'write 0 4K'")));
+        assert!(error.contains("child"), "its child would read other data: {error}");
+        shop.ok(&format!("merge {child}"));
+        shop.ok(&format!("io {disk} -r -c 'read -P 6 1M 4K' -c 'read -P 5 2M 1M'"));
+        let error = flat(&shop.fails(1, &format!("snapshot {disk} --name one")));
+        assert!(error.contains("no hard links"), "{error}");
+    }
+    // A namespace, and the settings of the name instead of the environment's.
+    assert!(cluster.rbd(&["namespace", "create", "rbd/tenant"]));
+    let name = format!("'rbd://rbd/tenant/disk?conf={}&id=admin'", cluster.conf().display());
+    shop.ok(&format!("create {name} --format raw --size 16M"));
+    shop.ok(&format!("io {name} -c 'write -P 2 0 64K' -c 'read -P 2 0 64K' -c flush"));
+    assert_eq!(cluster.says(&["ls", "rbd/tenant"]).trim(), "disk");
     let listed = cluster.says(&["ls", "rbd"]);
     assert!(listed.contains("child.vhdx") && listed.contains("disk.vhdx"), "{listed}");
 }
@@ -91,6 +107,16 @@ fn snapshots(shop: &Workshop, cluster: &Cluster) {
     assert!(error.contains("a snapshot never changes"), "{error}");
     shop.ok("convert rbd://rbd/raw@monday monday.qcow2 --verify");
     shop.ok("compare monday.qcow2 raw.img");
+    let name = format!("rbd://rbd/raw?conf={}", cluster.conf().display());
+    let store = RbdStore::open(&RbdUri::parse(Path::new(&name)).unwrap(), false).unwrap();
+    let found = store.snapshots().unwrap();
+    let found: Vec<_> = found.iter().map(|snapshot| (snapshot.name.as_str(), snapshot.size_bytes)).collect();
+    assert_eq!(found, [("monday", 256 << 20)]);
+    drop(store);
+    // The id of the cluster may come after its connection, and each open here makes a new one.
+    let identity = || RbdFiles.facts(Path::new(&name)).unwrap().identity;
+    let first = identity();
+    assert!((0..50).all(|_| identity() == first), "the identity of an image changes");
 }
 
 /// The exclusive lock: two writers, a reader beside a writer, and a lock that is taken away.
@@ -135,6 +161,33 @@ fn wrong_names(shop: &Workshop) {
         let error = flat(&shop.fails(code, line));
         assert!(error.contains(why), "{line}: {error}");
     }
+}
+
+/// Ceph's own S3 server: a disk is pushed, pulled, and pruned.
+fn a_bucket(shop: &mut Workshop, cluster: &mut Cluster) {
+    let endpoint = match cluster.start_gateway("AKIATEST", "very-secret") {
+        Ok(endpoint) => endpoint,
+        Err(why) => return println!("skipped: push to Ceph's S3 server: {why}"),
+    };
+    shop.variables.extend([
+        ("AWS_ENDPOINT_URL", endpoint.clone()),
+        ("AWS_ACCESS_KEY_ID", "AKIATEST".into()),
+        ("AWS_SECRET_ACCESS_KEY", "very-secret".into()),
+        ("AWS_REGION", "us-east-1".into()),
+    ]);
+    let mut bucket = Command::new("curl");
+    bucket.args(["-sS", "--fail", "--aws-sigv4", "aws:amz:us-east-1:s3", "--user", "AKIATEST:very-secret"]);
+    bucket.args(["-H", "x-amz-content-sha256: UNSIGNED-PAYLOAD", "-X", "PUT"]).arg(format!("{endpoint}/backups"));
+    assert!(bucket.stdout(Stdio::null()).status().unwrap().success());
+    shop.ok("push copy.vhdx s3://backups/vms/monday --track");
+    let error = flat(&shop.fails(1, "push copy.vhdx s3://backups/vms/monday"));
+    assert!(error.contains("is there already"), "{error}");
+    shop.ok("io copy.vhdx -c 'write -P 4 8M 64K' -c flush");
+    let pushed = shop.json("push copy.vhdx s3://backups/vms/tuesday --base monday");
+    assert_eq!((pushed["read_bytes"].as_u64(), pushed["sent_chunks"].as_u64()), (Some(4 << 20), Some(1)), "{pushed}");
+    shop.ok("prune s3://backups/vms --remove monday");
+    shop.ok("pull s3://backups/vms/tuesday pulled.qcow2 --verify");
+    shop.ok("compare pulled.qcow2 copy.vhdx");
 }
 
 /// An OSD that is stopped under load: requests wait, and go on when it is back. One that stays away

@@ -372,14 +372,7 @@ fn whole_in_the_image(door: &Door<'_>) -> Option<String> {
     }
     // What was trimmed is not in the image any more. The journal and the tables have been written,
     // and blocks are of 2 MiB.
-    let map = shop.json("map disk.vhdx");
-    let data_bytes: u64 = map["extents"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter(|extent| extent["data"] == true)
-        .map(|extent| extent["length"].as_u64().unwrap())
-        .sum();
+    let data_bytes = shop.data_bytes("disk.vhdx");
     println!("{data_bytes} bytes of data in the image");
     assert!(data_bytes < TRIMMED_BYTES, "{data_bytes} bytes are stored; the trims did not reach the image");
     Some(console)

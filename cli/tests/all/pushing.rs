@@ -64,6 +64,15 @@ fn a_disk_is_pushed_pulled_and_pruned() {
     let points = shop.json("track list vm.vhdx");
     assert_eq!(points["points"].as_array().unwrap().len(), 1, "the older point has ended: {points}");
     assert_eq!(points["points"][0]["name"], again["point"]);
+    // A base that is another disk, also pushed with --track: nothing is taken from it unread.
+    shop.ok("create other.vhdx --size 256M");
+    shop.ok("io other.vhdx -c 'write -P 8 1M 20M' -c flush");
+    let other = shop.json("push other.vhdx s3://backups/vms/other --track");
+    assert_ne!(other["point"], again["point"]);
+    let wrong = shop.json("push other.vhdx s3://backups/vms/wrong --base tuesday --track");
+    assert!(wrong["warnings"][0].as_str().unwrap().contains("the whole disk is read"), "{wrong}");
+    shop.ok("compare other.vhdx s3://backups/vms/wrong");
+    shop.ok("prune s3://backups/vms --remove other --remove wrong");
     let pulled = shop.json(&format!("{pull} --verify"));
     assert_eq!((pulled["virtual_size"].as_u64(), &pulled["verified"]), (Some(256 * MIB), &true.into()));
     assert_eq!(shop.run("compare new.vhdx s3://backups/vms/monday").code, Some(0));

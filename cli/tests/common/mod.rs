@@ -135,6 +135,14 @@ impl Workshop {
         serde_json::from_str(&self.ok(&format!("{line} --json"))).expect("one JSON document")
     }
 
+    /// Bytes of a disk that hold data, as `map` has them.
+    #[track_caller]
+    pub fn data_bytes(&self, disk: &str) -> u64 {
+        let map = self.json(&format!("map {disk}"));
+        let extents = map["extents"].as_array().expect("extents").iter();
+        extents.filter(|extent| extent["data"] == true).filter_map(|extent| extent["length"].as_u64()).sum()
+    }
+
     /// Runs a command that must fail with `code` and one sentence.
     #[track_caller]
     pub fn fails(&self, code: i32, line: &str) -> String {

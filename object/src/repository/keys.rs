@@ -11,7 +11,9 @@
 //! anew has the name of another push. So a deletion can come late, and deletes nothing that
 //! somebody needs.
 
-use std::fmt;
+use crate::error::{ObjectError, Result};
+use ring::rand::{SecureRandom, SystemRandom};
+use std::{fmt, io, path::Path};
 
 /// What the folders are called.
 pub(super) const CHUNKS: &str = "chunks/";
@@ -35,6 +37,19 @@ impl fmt::Display for PushId {
 }
 
 impl PushId {
+    /// A number that no other push draws.
+    ///
+    /// # Errors
+    /// The system has no random numbers.
+    pub fn random() -> Result<Self> {
+        let mut bytes = [0; 8];
+        let drawn = SecureRandom::fill(&SystemRandom::new(), &mut bytes);
+        drawn.map_err(|_| {
+            ObjectError::local("draw", Path::new("a random number"), io::Error::other("the system has none"))
+        })?;
+        Ok(Self(u64::from_le_bytes(bytes)))
+    }
+
     pub(super) fn parse(text: &str) -> Option<Self> {
         let is_ours = text.len() == 16 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         is_ours.then(|| u64::from_str_radix(text, 16).ok().map(Self))?
@@ -50,8 +65,8 @@ pub struct ChunkKey {
     pub push: PushId,
 }
 
-/// The digest in hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
+/// Bytes as hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -28,7 +28,7 @@ mod remote;
 mod s3;
 mod session;
 
-pub use keys::{ChunkKey, Digest, PushId};
+pub use keys::{ChunkKey, Digest, PushId, hex};
 pub use manifest::{CHUNK_BYTES, Chunk, DISK_BYTES_MAX, Facts, Manifest};
 pub use plan::Changed;
 pub use prune::{Disk, PruneOptions, Pruned, disk, disks, prune};
@@ -37,6 +37,5 @@ pub use remote::{Listed, Remote};
 pub use s3::S3Remote;
 pub(crate) use {
     chunk::{digest_of, unpack},
-    keys::hex,
     manifest::{MAGIC, MANIFEST_BYTES_MAX},
 };

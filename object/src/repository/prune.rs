@@ -24,7 +24,7 @@ use super::{
     keys::{CHUNKS, CONDEMNED, ChunkKey, PUSHING, PushId, bad_name},
     manifest::{MAGIC, MANIFEST_BYTES_MAX, Manifest},
     remote::{Listed, Remote},
-    session::{CONDEMNED_MAX, Condemned, LEASE, condemned, random},
+    session::{CONDEMNED_MAX, Condemned, LEASE, condemned},
 };
 use crate::error::{ObjectError, Result};
 use std::{
@@ -251,7 +251,7 @@ fn condemn(remote: &dyn Remote, mut lists: Vec<Condemned>, unused: &BTreeMap<Chu
         return Ok(lists);
     }
     for chunks in new.chunks(CONDEMNED_MAX) {
-        let key = format!("{CONDEMNED}{:016x}", random()?);
+        let key = format!("{CONDEMNED}{}", PushId::random()?);
         let text: String = chunks.iter().map(|chunk| format!("{chunk}\n")).collect();
         remote.put(&key, text.into())?;
     }
@@ -262,7 +262,7 @@ fn condemn(remote: &dyn Remote, mut lists: Vec<Condemned>, unused: &BTreeMap<Chu
 
 /// What the server's clock says.
 fn server_time(remote: &dyn Remote) -> Result<SystemTime> {
-    let key = format!("{PUSHING}clock-{:016x}", random()?);
+    let key = format!("{PUSHING}clock-{}", PushId::random()?);
     remote.put(&key, Vec::from("what time is it\n"))?;
     let found = remote.list(PUSHING, false)?.into_iter().find(|found| found.key == key);
     remote.delete(std::slice::from_ref(&key))?;

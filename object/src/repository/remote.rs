@@ -1,7 +1,7 @@
 //! What a repository needs of the server that keeps it.
 //!
 //! The server must be *consistent*: what was written is listed and read from then on, by all. S3 is
-//! so since 2020, and so are versitygw, MinIO and Ceph's gateway. And it must honour
+//! so since 2020, and so are versitygw and Ceph's gateway. And it must honour
 //! `If-None-Match: *`, which every push tests (`session.rs`).
 
 use crate::error::Result;

@@ -52,19 +52,6 @@ pub(super) struct Session<'a> {
     arrived: Condvar,
 }
 
-/// A random number that no other program draws.
-pub(super) fn random() -> Result<u64> {
-    let mut bytes = [0; 8];
-    ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut bytes).map_err(|_| {
-        ObjectError::local(
-            "draw",
-            std::path::Path::new("a random number"),
-            std::io::Error::other("the system has none"),
-        )
-    })?;
-    Ok(u64::from_le_bytes(bytes))
-}
-
 fn start_key(id: PushId) -> String {
     format!("{PUSHING}{id}/start")
 }
@@ -79,7 +66,7 @@ impl<'a> Session<'a> {
     /// # Errors
     /// [`ObjectError::NoRepository`] if the server ignores conditions; the server's errors.
     pub(super) fn begin(remote: &'a dyn Remote) -> Result<Self> {
-        let (id, begun) = (PushId(random()?), remote.clock());
+        let (id, begun) = (PushId::random()?, remote.clock());
         let start = start_key(id);
         let text = format!("a push, begun by process {}\n", std::process::id());
         // If the server has written it and its answer was lost, it is there at the second try.
