@@ -103,7 +103,7 @@ fn the_loop_device_of_a_disk_that_grows_has_the_new_size() {
             assert_eq!(found, [byte; 4096], "{name}: written through the loop device");
         }
         drop(io);
-        assert!(loop_device::free(&device).unwrap());
+        assert!(loop_device::free(&device, Duration::from_secs(2)).unwrap());
         fuse::unmount(&point, false).unwrap();
         assert_eq!(next_message(&said), ServerMessage::Closing);
         assert_eq!(next_message(&said), ServerMessage::Closed { error: None });

@@ -149,12 +149,12 @@ pub fn follow_size(path: &Path, file: &Path) -> io::Result<()> {
     Ok(loop_device::set_capacity(device.as_fd())?)
 }
 
-/// Detaches the file from a loop device. `Ok(false)`: another process has the device open, and the
-/// kernel frees it when that process closes it.
+/// Detaches the file from a loop device. `Ok(false)`: another process still has the device open
+/// after `patience`, and the kernel frees the device when that process closes it.
 ///
 /// # Errors
 /// The error of the system. No error if the device has no file or does not exist.
-pub fn free(path: &Path) -> io::Result<bool> {
+pub fn free(path: &Path, patience: Duration) -> io::Result<bool> {
     match rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
         Ok(device) => match loop_device::clear(device.as_fd()) {
             Ok(()) | Err(Errno::NXIO) => {}
@@ -163,7 +163,7 @@ pub fn free(path: &Path) -> io::Result<bool> {
         Err(Errno::NOENT | Errno::NXIO) => return Ok(true),
         Err(errno) => return Err(errno.into()),
     }
-    Ok(wait_until(NODE_PATIENCE, || !has_backing_file(path)))
+    Ok(wait_until(patience, || !has_backing_file(path)))
 }
 
 /// Whether a loop device is backed by `file`. Only names are compared, so this works even if the

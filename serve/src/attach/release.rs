@@ -47,7 +47,11 @@ use std::{
 const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long a program may have a device open that only looks at it.
-const LOOK_PATIENCE: Duration = Duration::from_millis(500);
+const LOOK_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long a program may take to look at every block device: `mkfs.btrfs` and `btrfs device scan`
+/// have them open for seconds on a loaded machine.
+const SCAN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long a device may take to flush when it is detached by force.
 const FORCE_PATIENCE: Duration = Duration::from_secs(10);
@@ -244,7 +248,9 @@ fn claim(device: &Path) -> Result<Option<OwnedFd>, AttachError> {
 }
 
 fn free(device: &Path, how: DetachOptions) -> Result<(), AttachError> {
-    let gone = loop_device::free(device).map_err(|source| AttachError::Loop {
+    // A forced detach does not wait for the programs that it takes the disk away from.
+    let patience = if how.force { CLOSE_PATIENCE } else { SCAN_PATIENCE };
+    let gone = loop_device::free(device, patience).map_err(|source| AttachError::Loop {
         doing: "free",
         path: device.to_owned(),
         source,
