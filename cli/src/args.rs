@@ -106,6 +106,8 @@ commands! {
     Pull(commands::pull::PullArgs),
     /// Delete what no pushed disk needs any more; remove pushed disks.
     Prune(commands::prune::PruneArgs),
+    /// Write the digests of an image beside it, so that it is proved wherever it is read from.
+    Seal(commands::seal::SealArgs),
     /// Copy what can still be read of a damaged image into a new one.
     Rescue(commands::rescue::RescueArgs),
     /// Give a disk another size.

@@ -15,7 +15,7 @@ use crate::{
 use diskwright_disk::Layer;
 use diskwright_image::{ImageInfo, LinkageId, LogState, ParentLink};
 use diskwright_store::{DeviceId, Store};
-use inner::{BitmapDescription, SnapshotDescription};
+use inner::{BitmapDescription, SnapshotDescription, StorageSnapshotDescription};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::Arc;
@@ -65,6 +65,9 @@ pub struct Description {
     pub log: LogDescription,
     /// Power of two that divides the file offsets of all payload.
     pub payload_alignment: u32,
+    /// Snapshots of the file, which its storage keeps (RBD).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub storage_snapshots: Vec<StorageSnapshotDescription>,
     /// Internal snapshots (qcow2).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub snapshots: Vec<SnapshotDescription>,
@@ -164,6 +167,11 @@ impl From<&Layer> for Description {
             LogState::Clean => ("clean", 0),
             LogState::Replayed { entries } => ("replayed", entries),
         };
+        let mut remarks = all_with_switches(&info.remarks);
+        let storage_snapshots = layer.image.store().snapshots().unwrap_or_else(|error| {
+            remarks.push(format!("the snapshots of the storage cannot be listed: {error}"));
+            Vec::new()
+        });
         Self {
             file: json::path(&layer.path),
             format: info.format.to_string(),
@@ -184,9 +192,10 @@ impl From<&Layer> for Description {
             parent: info.parent.as_ref().map(ParentDescription::from),
             log: LogDescription { state, replayed_entries },
             payload_alignment: info.payload_alignment_bytes,
+            storage_snapshots: storage_snapshots.iter().map(StorageSnapshotDescription::from).collect(),
             snapshots: layer.image.snapshots().iter().map(SnapshotDescription::from).collect(),
             bitmaps: layer.image.bitmaps().iter().map(BitmapDescription::from).collect(),
-            remarks: all_with_switches(&info.remarks),
+            remarks,
         }
     }
 }
@@ -260,7 +269,7 @@ impl Description {
             (state, _) => fields.add("log", state),
         }
         fields.add("payload alignment", Human(self.payload_alignment.into()));
-        inner::add_to(fields, &self.snapshots, &self.bitmaps);
+        inner::add_to(fields, &self.storage_snapshots, &self.snapshots, &self.bitmaps);
         for (index, remark) in self.remarks.iter().enumerate() {
             fields.add(if index == 0 { "remarks" } else { "" }, printable(remark));
         }

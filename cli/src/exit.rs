@@ -60,6 +60,8 @@ pub const COPIED_WITH_LOSSES: u8 = 3;
 pub const RULE_BROKEN: u8 = 3;
 /// `space scrub`: no copy has the checksums of some data.
 pub const DATA_LOST: u8 = 3;
+/// `seal --check`: the image differs from its seal.
+pub const SEAL_BROKEN: u8 = 3;
 /// Ended by Ctrl-C or SIGTERM.
 pub const STOPPED: u8 = 130;
 

@@ -136,6 +136,7 @@ fn dispatch(context: &mut Context, command: &Command) -> Outcome {
         Command::Pushed(args) => commands::pushed::run(context, args),
         Command::Pull(args) => commands::pull::run(context, args),
         Command::Prune(args) => commands::prune::run(context, args),
+        Command::Seal(args) => commands::seal::run(context, args),
         Command::Track(args) => commands::track::run(context, args),
         Command::Clone(args) => commands::clone::run(context, args),
         Command::Merge(args) => commands::merge::run(context, args),

@@ -11,8 +11,8 @@
 use crate::{
     commands::{
         attach, attached, cache, check, clone, compact, compare, convert, create, detach, diff, info, io, lab, map,
-        merge, move_, partitions, prune, pull, push, pushed, reconnect, rescue, resize, serve, serve_ctl, snapshot,
-        space, track,
+        merge, move_, partitions, prune, pull, push, pushed, reconnect, rescue, resize, seal, serve, serve_ctl,
+        snapshot, space, track,
     },
     export::ExportReport,
     json::Document,
@@ -131,6 +131,7 @@ fn all() -> Vec<Named> {
         of::<pushed::Report>(),
         of::<pull::Report>(),
         of::<prune::Report>(),
+        of::<seal::Report>(),
         of::<space::Report>(),
         of::<space::ScrubReport>(),
         of::<space::OptimizeReport>(),

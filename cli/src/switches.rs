@@ -85,6 +85,7 @@ switches! {
     ConvertOptions::azure => "--azure";
     ConvertOptions::compress_level => "--compress-level";
     ConvertOptions::identity => "--identity";
+    ConvertOptions::resume => "--resume";
     ConvertOptions::size => "--size";
     ConvertOptions::skip_damaged => "--skip-damaged";
     PrepareOptions::create_bytes => "--create-size", "diskspd" => "-c";

@@ -65,6 +65,18 @@ pub enum ObjectError {
         /// What was found.
         found: String,
     },
+    /// The object is not the version that its name asks for.
+    #[error(
+        "{name}: the object is another version: it has {found}, expected {expected}; bring that version back, or `reconnect` the child if the new one has the same contents"
+    )]
+    OtherVersion {
+        /// The name.
+        name: String,
+        /// ETag and size.
+        found: String,
+        /// ETag and size.
+        expected: String,
+    },
     /// The server cannot do what is needed.
     #[error("{name}: {what}; a disk cannot be read from this server")]
     Unsuitable {
@@ -123,6 +135,16 @@ pub enum ObjectError {
         /// What was found and what was expected.
         what: String,
     },
+    /// An image that is not as it was sealed, or a seal that is not of this image.
+    #[error(
+        "{name}: {what}; bring the sealed image and its .seal file back, or `seal` the image again and `reconnect` its children"
+    )]
+    BrokenSeal {
+        /// The name.
+        name: String,
+        /// What was found and what was expected.
+        what: String,
+    },
     /// The server cannot keep a repository, or not this disk.
     #[error("{name}: disks cannot be pushed there: {what}")]
     NoRepository {
@@ -169,10 +191,11 @@ impl ObjectError {
             Self::BadName { .. } | Self::PlainHttp { .. } | Self::Region { .. } => ErrorCode::InvalidInput,
             Self::Missing { .. } => ErrorCode::NotFound,
             Self::Exists { .. } => ErrorCode::Exists,
-            Self::Damaged { .. } => ErrorCode::Corrupt,
+            Self::Damaged { .. } | Self::BrokenSeal { .. } => ErrorCode::Corrupt,
             Self::Failed { .. } => ErrorCode::Connection,
             Self::Denied { .. } | Self::Credentials { .. } | Self::Redirect { .. } => ErrorCode::PermissionDenied,
             Self::Changed { .. } | Self::Wrong { .. } => ErrorCode::Protocol,
+            Self::OtherVersion { .. } => ErrorCode::ParentChanged,
             Self::Unsuitable { .. } | Self::NoRepository { .. } => ErrorCode::Unsupported,
             Self::Unreachable { .. } => ErrorCode::Connection,
             Self::ReadOnly { .. } => ErrorCode::ReadOnly,
@@ -188,7 +211,11 @@ impl ObjectError {
             Self::Exists { .. } => io::ErrorKind::AlreadyExists,
             Self::Failed { .. } => io::ErrorKind::ConnectionAborted,
             Self::Denied { .. } | Self::Credentials { .. } | Self::Redirect { .. } => io::ErrorKind::PermissionDenied,
-            Self::Changed { .. } | Self::Wrong { .. } | Self::Damaged { .. } => io::ErrorKind::InvalidData,
+            Self::Changed { .. }
+            | Self::OtherVersion { .. }
+            | Self::Wrong { .. }
+            | Self::Damaged { .. }
+            | Self::BrokenSeal { .. } => io::ErrorKind::InvalidData,
             Self::Unsuitable { .. } | Self::NoRepository { .. } => io::ErrorKind::Unsupported,
             Self::Unreachable { .. } => io::ErrorKind::TimedOut,
             Self::ReadOnly { .. } => io::ErrorKind::ReadOnlyFilesystem,

@@ -13,12 +13,13 @@ use crate::{
     error::{ObjectError, Result},
     fetcher::{Ahead, Fetcher},
     origin::{Donor, Donors, Origin, PushedDisk},
-    repository::{MAGIC, MANIFEST_BYTES_MAX, Manifest, hex},
+    repository::{Digest, MAGIC, MANIFEST_BYTES_MAX, Manifest, hex},
     runtime,
+    seal::{SEAL_BYTES_MAX, Seal},
     settings::Settings,
     source::Source,
     store::{ObjectStore, numbers},
-    uri::{ObjectUri, Scheme, UrlSecrets},
+    uri::{ObjectUri, Pinned, Scheme, UrlSecrets},
 };
 use diskwright_store::{FileFacts, FileStore, FileSystem, Files, LockMode, OpenError, OpenOptions, Store};
 use std::{
@@ -41,6 +42,8 @@ pub const SCHEMES: [&str; 3] = [Scheme::S3.prefix(), Scheme::Https.prefix(), Sch
 
 /// Manifests of pushed disks that stay in memory.
 const MANIFESTS_MAX: usize = 16;
+/// Seals that stay in memory.
+const SEALS_MAX: usize = 16;
 
 /// An object that is there.
 struct Looked {
@@ -58,6 +61,8 @@ struct Known {
     open: Vec<Open>,
     /// Manifests that were read, by name, server and ETag.
     manifests: HashMap<[String; 3], Arc<Manifest>>,
+    /// Seals that were read, by their roots.
+    seals: HashMap<Digest, Arc<Seal>>,
     cache: Option<(Settings, Option<Arc<Cache>>)>,
     donors: Arc<Donors>,
 }
@@ -130,8 +135,45 @@ impl ObjectFiles {
 
     /// An object that is there now, and its version.
     fn look(&self, path: &Path) -> Result<Looked> {
+        let uri = self.uri(path)?;
+        let mut looked = self.look_at(uri.clone())?;
+        let Some(pinned) = uri.pinned() else { return Ok(looked) };
+        let Identity { etag, size_bytes, .. } = &mut looked.identity;
+        if (&pinned.etag, pinned.size_bytes) != (etag, *size_bytes) {
+            let version = |etag: &str, bytes: u64| format!("ETag {etag} and {bytes} bytes");
+            let (found, expected) = (version(etag, *size_bytes), version(&pinned.etag, pinned.size_bytes));
+            return Err(ObjectError::OtherVersion { name: uri.name(), found, expected });
+        }
+        if let (Some(root), Origin::Object(source, _, seal)) = (&pinned.seal, &mut looked.origin) {
+            *seal = Some(self.seal(source, root, *size_bytes)?);
+            // Blocks that were fetched without a seal are proved by nothing, so these are kept
+            // apart.
+            etag.push_str(&format!(" seal {}", hex(root)));
+        }
+        Ok(looked)
+    }
+
+    /// The seal of an object, with this root.
+    fn seal(&self, source: &Source, root: &Digest, size_bytes: u64) -> Result<Arc<Seal>> {
+        if let Some(seal) = self.known().seals.get(root) {
+            return Ok(Arc::clone(seal));
+        }
+        let seal = Arc::new(fetch_seal(source, size_bytes)?);
+        if seal.root() != *root {
+            let what = format!("its seal is {}, expected {}", hex(&seal.root()), hex(root));
+            return Err(ObjectError::BrokenSeal { name: source.name().to_owned(), what });
+        }
+        let mut known = self.known();
+        if known.seals.len() >= SEALS_MAX {
+            known.seals.clear();
+        }
+        known.seals.insert(*root, Arc::clone(&seal));
+        Ok(seal)
+    }
+
+    fn look_at(&self, uri: ObjectUri) -> Result<Looked> {
         let settings = self.settings()?;
-        let source = Source::new(self.uri(path)?, &settings)?;
+        let source = Source::new(uri, &settings)?;
         let name = source.name().to_owned();
         let asked = async move { source.version().await.map(|found| (source, found)) };
         let failed = |source| ObjectError::local("start a thread for", Path::new(&name), source);
@@ -149,7 +191,7 @@ impl ObjectFiles {
             return Ok(Looked { origin, identity, modified });
         }
         let identity = Identity { name, server, etag: version.etag.clone(), size_bytes: version.size_bytes };
-        Ok(Looked { origin: Origin::Object(source, version), identity, modified })
+        Ok(Looked { origin: Origin::Object(source, version, None), identity, modified })
     }
 
     /// The manifest of a pushed disk.
@@ -269,6 +311,27 @@ impl ObjectFiles {
     }
 }
 
+/// The seal that lies beside an object of this size.
+fn fetch_seal(object: &Source, size_bytes: u64) -> Result<Seal> {
+    let source = object.seal()?;
+    let name = source.name().to_owned();
+    let got = async move {
+        let mut bytes = Vec::new();
+        source.get_start(SEAL_BYTES_MAX, &mut bytes).await.map(|version| (version, bytes))
+    };
+    let failed = |source| ObjectError::local("start a thread for", Path::new(&name), source);
+    let (version, bytes) = runtime::wait_for(got).map_err(failed)??;
+    let broken = |what| ObjectError::BrokenSeal { name: name.clone(), what };
+    if version.size_bytes != bytes.len() as u64 {
+        return Err(broken(format!("it has {} bytes, more than any seal has", version.size_bytes)));
+    }
+    let seal = Seal::of_bytes(&bytes).map_err(broken)?;
+    if seal.size_bytes() != size_bytes {
+        return Err(broken(format!("it is of an image of {} bytes, and this one has {size_bytes}", seal.size_bytes())));
+    }
+    Ok(seal)
+}
+
 fn refused(path: &Path) -> io::Error {
     ObjectError::ReadOnly { name: crate::uri::shown(path) }.into()
 }
@@ -306,7 +369,25 @@ impl FileSystem for ObjectFiles {
 
     /// Without asking the server: names of folders have no objects, and links do not exist.
     fn canonical(&self, path: &Path) -> io::Result<PathBuf> {
-        Ok(self.uri(path)?.name().into())
+        Ok(self.uri(path)?.canonical().into())
+    }
+
+    fn name_of_version(&self, path: &Path) -> io::Result<PathBuf> {
+        let uri = self.uri(path)?;
+        let Looked { origin, identity: Identity { etag, size_bytes, .. }, .. } = self.look(path)?;
+        if uri.pinned().is_some_and(|pinned| pinned.seal.is_some()) {
+            return Ok(uri.canonical().into());
+        }
+        let seal = match &origin {
+            Origin::Object(source, ..) => match fetch_seal(source, size_bytes) {
+                Ok(seal) => Some(seal.root()),
+                // Amazon denies what is missing to those who may not list the bucket.
+                Err(ObjectError::Missing { .. } | ObjectError::Denied { .. } | ObjectError::Unsuitable { .. }) => None,
+                Err(error) => return Err(error.into()),
+            },
+            Origin::Pushed(_) => None,
+        };
+        Ok(uri.of_version(&Pinned { etag, size_bytes, seal }).into())
     }
 
     fn facts(&self, path: &Path) -> io::Result<FileFacts> {

@@ -9,6 +9,7 @@
 //!   source.rs       one object: its size and ETag, and ranges of it, each with If-Match
 //!   answer.rs       what a server's answer means: bytes, try again, or an error
 //!   origin.rs       where blocks come from: an object, or the chunks of a pushed disk
+//!   seal.rs         the digests of an image's blocks
 //!   repository/     disks that are pushed to a bucket as chunks
 //!   fetcher.rs      blocks of 1 MiB: wanted, under way, read ahead
 //!   tries.rs        requests that are repeated
@@ -43,6 +44,7 @@ mod files;
 mod origin;
 pub mod repository;
 mod runtime;
+mod seal;
 mod settings;
 mod source;
 mod store;
@@ -58,6 +60,7 @@ pub use cache::{Cache, CachedObject};
 pub use error::{ObjectError, Result};
 pub use files::{ObjectFiles, SCHEMES};
 pub use origin::{Donor, Donors};
+pub use seal::{SEAL_ENDING, SEALED_BYTES_MAX, Seal};
 pub use settings::{AwsVariables, Settings};
 pub use store::ObjectStore;
 pub use uri::ObjectUri;

@@ -1,7 +1,7 @@
 //! Where the blocks of an open object come from: the object itself, or the chunks of a pushed disk.
 //!
 //! ```text
-//!   Object   block ─▶ GET a range, If-Match ─▶ the bytes
+//!   Object   block ─▶ GET a range, If-Match ─▶ the bytes, of a sealed one digests compared
 //!   Pushed   block ─▶ the chunk around it ─▶ GET chunks/AB/... ─▶ digest compared ─▶ the bytes
 //!                 └─▶ in no run of the manifest ─▶ zeros, without a request
 //! ```
@@ -14,6 +14,7 @@ use crate::{
     answer::Version,
     error::{ObjectError, Result},
     repository::{CHUNK_BYTES, Digest, Manifest, digest_of, unpack},
+    seal::Seal,
     source::Source,
 };
 use std::{
@@ -79,14 +80,14 @@ const TRIES: usize = 3;
 /// Where blocks come from; see the module documentation.
 #[derive(Debug)]
 pub(crate) enum Origin {
-    Object(Source, Version),
+    Object(Source, Version, Option<Arc<Seal>>),
     Pushed(PushedDisk),
 }
 
 impl Origin {
     fn source(&self) -> &Source {
         match self {
-            Self::Object(source, _) | Self::Pushed(PushedDisk { source, .. }) => source,
+            Self::Object(source, ..) | Self::Pushed(PushedDisk { source, .. }) => source,
         }
     }
 
@@ -102,7 +103,7 @@ impl Origin {
 
     pub(crate) fn size_bytes(&self) -> u64 {
         match self {
-            Self::Object(_, version) => version.size_bytes,
+            Self::Object(_, version, _) => version.size_bytes,
             Self::Pushed(disk) => disk.manifest.facts().size_bytes,
         }
     }
@@ -127,11 +128,12 @@ impl Origin {
         self.manifest().is_some_and(|manifest| manifest.chunk(block / (CHUNK_BYTES / BLOCK_BYTES)).is_none())
     }
 
-    /// The bytes of a range, in place of what `into` has. A range of a pushed disk lies within a
-    /// chunk. Asks again for as long as the timeout.
+    /// The bytes of a range, in place of what `into` has. A range begins and ends with a block. One
+    /// of a pushed disk lies within a chunk. Asks again for as long as the timeout.
     pub(crate) async fn get(&self, range: Range<u64>, into: &mut Vec<u8>) -> Result<()> {
         match self {
-            Self::Object(source, version) => source.get(range, version, into).await,
+            Self::Object(source, version, None) => source.get(range, version, into).await,
+            Self::Object(source, version, Some(seal)) => sealed(source, version, seal, range, into).await,
             Self::Pushed(disk) => {
                 let number = range.start / CHUNK_BYTES;
                 let bytes = disk.chunk(number).await?;
@@ -143,6 +145,35 @@ impl Origin {
             }
         }
     }
+}
+
+/// The bytes of whole blocks of a sealed image.
+async fn sealed(
+    source: &Source,
+    version: &Version,
+    seal: &Arc<Seal>,
+    range: Range<u64>,
+    into: &mut Vec<u8>,
+) -> Result<()> {
+    let mut wrong = 0;
+    for _ in 0..TRIES {
+        source.get(range.clone(), version, into).await?;
+        let (seal, bytes, first) = (Arc::clone(seal), std::mem::take(into), range.start / BLOCK_BYTES);
+        let checked = spawn_blocking(move || (seal.wrong_block(first, &bytes), bytes)).await;
+        let failed = |_| {
+            ObjectError::local("check the seal of", source.name().as_ref(), std::io::Error::other("a thread failed"))
+        };
+        match checked.map_err(failed)? {
+            (None, bytes) => {
+                *into = bytes;
+                return Ok(());
+            }
+            (Some(block), bytes) => (wrong, *into) = (block, bytes),
+        }
+    }
+    into.clear();
+    let what = format!("the bytes from {} on are not those that were sealed", wrong * BLOCK_BYTES);
+    Err(ObjectError::BrokenSeal { name: source.name().to_owned(), what })
 }
 
 impl PushedDisk {

@@ -16,6 +16,7 @@ use crate::{
     client,
     credentials::Bucket,
     error::{ObjectError, Result},
+    seal::SEAL_ENDING,
     settings::Settings,
     tries::Tries,
     uri::{ObjectUri, Scheme, is_loopback},
@@ -78,6 +79,12 @@ impl Source {
             Address::Url(_) => Address::Url(url_of(&uri)?),
         };
         Ok(Self { name: uri.name(), uri, client: self.client.clone(), address, timeout: self.timeout })
+    }
+
+    /// The seal of this object.
+    pub(crate) fn seal(&self) -> Result<Self> {
+        let name = self.uri.key().rsplit('/').next().unwrap_or_default();
+        self.beside(&format!("{name}{SEAL_ENDING}"))
     }
 
     /// The name, without secrets.

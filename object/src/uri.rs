@@ -1,9 +1,17 @@
 //! The names of objects: `s3://BUCKET/KEY`, `https://HOST/PATH` and, to this machine, `http://`.
 //!
+//! A name may end in a version, `#etag=ETAG&size=BYTES`, and then leads to no other version. With
+//! `&seal=ROOT` each block is proved by the seal with this root (`seal.rs`). Images record their
+//! parent so ([`ObjectUri::of_version`]).
+//!
 //! A URL may have secrets: a user with a password, or a query with a signature. They are never part
 //! of a name that is shown or recorded. [`ObjectUri::name`] is the name without them.
 
-use crate::error::{ObjectError, Result};
+use crate::{
+    error::{ObjectError, Result},
+    repository::{Digest, hex, unhex},
+};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
 use std::{fmt, path::Path};
 
 /// How an object is reached.
@@ -50,6 +58,34 @@ impl fmt::Debug for UrlSecrets {
     }
 }
 
+/// What is escaped of an ETag.
+const ETAG_ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b':');
+
+/// How a version begins at the end of a name.
+const PINNED: &str = "#etag=";
+const SEALED: &str = "&seal=";
+
+/// The version that a name leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Pinned {
+    pub(crate) etag: String,
+    pub(crate) size_bytes: u64,
+    /// The root of its seal.
+    pub(crate) seal: Option<Digest>,
+}
+
+impl Pinned {
+    /// Splits a version off the end of a name.
+    fn split(text: &str) -> Result<(&str, Option<Self>), &'static str> {
+        let Some((rest, pinned)) = text.rsplit_once(PINNED) else { return Ok((text, None)) };
+        let (etag, size) = pinned.split_once("&size=").ok_or("its version is not #etag=ETAG&size=BYTES")?;
+        let (size, seal) = size.split_once(SEALED).map_or((size, None), |(size, seal)| (size, Some(seal)));
+        let size_bytes = size.parse().map_err(|_| "the size in its version is not a number")?;
+        let seal = seal.map(|seal| unhex(seal).ok_or("the seal in its version is no SHA-256 digest"));
+        Ok((rest, Some(Self { etag: decoded(etag), size_bytes, seal: seal.transpose()? })))
+    }
+}
+
 /// The name of an object; see the module documentation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectUri {
@@ -59,6 +95,7 @@ pub struct ObjectUri {
     /// The key or the path, without a slash at its start. As the user wrote it: the path of a URL
     /// is percent-encoded, a key is not.
     key: String,
+    pinned: Option<Pinned>,
     secrets: UrlSecrets,
 }
 
@@ -77,6 +114,7 @@ impl ObjectUri {
         if rest.chars().any(|letter| letter.is_control()) {
             return Err(bad("it has control characters"));
         }
+        let (rest, pinned) = Pinned::split(rest).map_err(bad)?;
         let (rest, query) = match rest.split_once('?') {
             // A key may have a question mark.
             Some((rest, query)) if scheme != Scheme::S3 => (rest, Some(query.to_owned())),
@@ -108,7 +146,7 @@ impl ObjectUri {
             }
         }
         let host = if scheme == Scheme::S3 { host.to_owned() } else { host.to_ascii_lowercase() };
-        Ok(Self { scheme, host, key: parts.join("/"), secrets: UrlSecrets { user, query } })
+        Ok(Self { scheme, host, key: parts.join("/"), pinned, secrets: UrlSecrets { user, query } })
     }
 
     /// How it is reached.
@@ -126,9 +164,26 @@ impl ObjectUri {
         &self.key
     }
 
-    /// The name without secrets.
+    /// The name without secrets and without a version.
     pub fn name(&self) -> String {
         format!("{}{}/{}", self.scheme.prefix(), self.host, self.key)
+    }
+
+    /// The name without secrets, with the version if it has one.
+    pub(crate) fn canonical(&self) -> String {
+        self.pinned.as_ref().map_or_else(|| self.name(), |pinned| self.of_version(pinned))
+    }
+
+    /// The name of a version.
+    pub(crate) fn of_version(&self, version: &Pinned) -> String {
+        let etag = percent_encoding::utf8_percent_encode(&version.etag, ETAG_ESCAPED);
+        let seal = version.seal.map(|seal| format!("{SEALED}{}", hex(&seal))).unwrap_or_default();
+        format!("{}{PINNED}{etag}&size={}{seal}", self.name(), version.size_bytes)
+    }
+
+    /// The version that it leads to.
+    pub(crate) fn pinned(&self) -> Option<&Pinned> {
+        self.pinned.as_ref()
     }
 
     pub(crate) fn secrets(&self) -> &UrlSecrets {
@@ -145,7 +200,7 @@ impl ObjectUri {
     pub(crate) fn beside(&self, key: &str) -> Self {
         let folder = self.key.rsplit_once('/').map_or("", |(folder, _)| folder);
         let key = if folder.is_empty() { key.to_owned() } else { format!("{folder}/{key}") };
-        Self { key, secrets: UrlSecrets { query: None, ..self.secrets.clone() }, ..self.clone() }
+        Self { key, pinned: None, secrets: UrlSecrets { query: None, ..self.secrets.clone() }, ..self.clone() }
     }
 
     /// Whether the host is this machine.
@@ -205,6 +260,32 @@ mod tests {
         ] {
             let error = parse(bad).unwrap_err().to_string();
             assert!(error.contains(why), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_version_is_part_of_a_name_and_read_back() {
+        let uri = parse("https://me:pass@host/a%20b.vhdx?sig=SECRET").unwrap();
+        let mut version = Pinned { etag: "\"d41d8cd9-2&size=3#\"".into(), size_bytes: 1 << 20, seal: None };
+        let named = uri.of_version(&version);
+        assert_eq!(named, "https://host/a%20b.vhdx#etag=%22d41d8cd9-2%26size%3D3%23%22&size=1048576");
+        let read = parse(&named).unwrap();
+        assert_eq!((read.name(), read.canonical()), (uri.name(), named));
+        assert_eq!(read.pinned(), Some(&version));
+        version.seal = Some([0xa5; 32]);
+        let named = uri.of_version(&version);
+        assert!(named.ends_with(&format!("&size=1048576&seal={}", "a5".repeat(32))), "{named}");
+        assert_eq!(parse(&named).unwrap().pinned(), Some(&version));
+        assert_eq!(
+            (read.beside("c").canonical(), parse("s3://b/x#y").unwrap().key()),
+            ("https://host/c".into(), "x#y")
+        );
+        for (bad, why) in [
+            ("s3://b/x#etag=1", "#etag=ETAG&size=BYTES"),
+            ("s3://b/x#etag=1&size=x", "not a number"),
+            ("s3://b/x#etag=1&size=1&seal=a5", "no SHA-256"),
+        ] {
+            assert!(parse(bad).unwrap_err().to_string().contains(why), "{bad}");
         }
     }
 

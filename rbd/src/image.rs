@@ -15,7 +15,7 @@ use crate::{
     functions::{Functions, Handle, SnapInfo},
     uri::RbdUri,
 };
-use diskwright_store::FileRange;
+use diskwright_store::{FileRange, StoreSnapshot};
 use std::{
     collections::HashMap,
     ffi::{CStr, c_int, c_void},
@@ -32,17 +32,6 @@ const EXCLUSIVE_LOCK: u64 = 1 << 2;
 const LOCK_MODE: c_int = 0;
 /// `RBD_WRITE_ZEROES_FLAG_THICK_PROVISION`.
 pub(crate) const KEEPS_SPACE: c_int = 1;
-
-/// A snapshot of an image.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Snapshot {
-    /// Its number.
-    pub id: u64,
-    /// Its name.
-    pub name: String,
-    /// Size of the disk then, in bytes.
-    pub size_bytes: u64,
-}
 
 /// What the opens of one image in this process share: whether it is to be removed.
 type Doom = Arc<AtomicBool>;
@@ -241,37 +230,53 @@ impl Image {
     /// The parts of a range that may hold data, by the cluster's own records: ascending, and not
     /// touching. Whole objects where the image has an object map.
     pub(crate) fn data_in(&self, range: FileRange) -> io::Result<Vec<FileRange>> {
+        self.iterate(range, None)
+    }
+
+    /// The parts of a range that were written or discarded since a snapshot, in the same order.
+    pub(crate) fn changed_in(&self, range: FileRange, snapshot: &str) -> io::Result<Vec<FileRange>> {
+        self.iterate(range, Some(&c_string(snapshot)))
+    }
+
+    fn iterate(&self, range: FileRange, since: Option<&CStr>) -> io::Result<Vec<FileRange>> {
+        struct Found {
+            ranges: Vec<FileRange>,
+            /// Ranges that do not exist any more count too.
+            takes_all: bool,
+        }
         unsafe extern "C" fn note(offset_bytes: u64, len: usize, exists: c_int, found: *mut c_void) -> c_int {
             // SAFETY: the argument of the call below, which nobody else uses meanwhile.
-            let found = unsafe { &mut *found.cast::<Vec<FileRange>>() };
-            if exists != 0 {
-                match found.last_mut().filter(|last| last.offset_bytes + last.len_bytes == offset_bytes) {
+            let found = unsafe { &mut *found.cast::<Found>() };
+            if exists != 0 || found.takes_all {
+                match found.ranges.last_mut().filter(|last| last.offset_bytes + last.len_bytes == offset_bytes) {
                     Some(last) => last.len_bytes += len as u64,
-                    None => found.push(FileRange { offset_bytes, len_bytes: len as u64 }),
+                    None => found.ranges.push(FileRange { offset_bytes, len_bytes: len as u64 }),
                 }
             }
             0
         }
-        let mut found: Vec<FileRange> = Vec::new();
-        let FileRange { offset_bytes, len_bytes } = range;
-        // SAFETY: `note` gets `found`, which outlives the call.
+        let mut found = Found { ranges: Vec::new(), takes_all: since.is_some() };
+        // Data are looked for by whole objects, which needs no request where there is an object
+        // map. Changes are wanted exactly.
+        let whole_objects = u8::from(since.is_none());
+        // SAFETY: `note` gets `found`, which outlives the call; the name, if any, ends with NUL.
         done(unsafe {
             (self.functions().rbd_diff_iterate2)(
                 self.handle,
-                ptr::null(),
-                offset_bytes,
-                len_bytes,
+                since.map_or(ptr::null(), CStr::as_ptr),
+                range.offset_bytes,
+                range.len_bytes,
                 1,
-                1,
+                whole_objects,
                 note,
                 ptr::from_mut(&mut found).cast(),
             )
         })?;
-        Ok(found)
+        Ok(found.ranges)
     }
 
     /// The snapshots of the image.
-    pub(crate) fn snapshots(&self) -> io::Result<Vec<Snapshot>> {
+    pub(crate) fn snapshots(&self) -> io::Result<Vec<StoreSnapshot>> {
         let mut room: c_int = 16;
         loop {
             let empty = SnapInfo { id: 0, size: 0, name: ptr::null() };
@@ -286,7 +291,7 @@ impl Image {
                 // SAFETY: the library has written the name, which lives until the list is given
                 // back.
                 let name = unsafe { CStr::from_ptr(info.name) }.to_string_lossy().into_owned();
-                Snapshot { id: info.id, name, size_bytes: info.size }
+                StoreSnapshot { id: info.id, name, size_bytes: info.size }
             });
             let found = found.collect();
             // SAFETY: the list of the call above.

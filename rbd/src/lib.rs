@@ -35,7 +35,6 @@ mod uri;
 
 pub use error::{RbdError, Result};
 pub use files::{RbdFiles, SCHEME};
-pub use image::Snapshot;
 pub use store::RbdStore;
 pub use uri::RbdUri;
 

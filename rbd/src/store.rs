@@ -3,11 +3,11 @@
 
 use crate::{
     error::{RbdError, Result},
-    image::{Image, KEEPS_SPACE, Snapshot},
+    image::{Image, KEEPS_SPACE},
     lane::RbdLane,
     uri::RbdUri,
 };
-use diskwright_store::{AtRisk, DataFile, FileRange, Lane, Store, Zeroing};
+use diskwright_store::{AtRisk, DataFile, FileRange, Lane, Store, StoreSnapshot, Zeroing};
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
     io,
@@ -25,6 +25,7 @@ pub struct RbdStore {
     image: Arc<Image>,
     lane: Arc<RbdLane>,
     identity: (u64, u64),
+    snapshot: Option<String>,
     writable: bool,
     /// Completed writes may be in the memory of this process.
     is_cached: bool,
@@ -53,15 +54,8 @@ impl RbdStore {
         let identity = numbers(&cluster.fsid, &id, uri.snapshot.as_deref());
         let is_cached = writable && cluster.setting("rbd_cache").is_none_or(|setting| setting != "false");
         let lane = RbdLane::new(Arc::clone(&image), uri.connection.timeout).map_err(failed("watch the requests of"))?;
-        Ok(Self { name: uri.to_string().into(), image, lane: Arc::new(lane), identity, writable, is_cached })
-    }
-
-    /// The snapshots of the image.
-    ///
-    /// # Errors
-    /// The cluster's error.
-    pub fn snapshots(&self) -> io::Result<Vec<Snapshot>> {
-        self.image.snapshots()
+        let (name, snapshot) = (uri.to_string().into(), uri.snapshot.clone());
+        Ok(Self { name, image, lane: Arc::new(lane), identity, snapshot, writable, is_cached })
     }
 
     fn check_end(&self, offset_bytes: u64, len: usize) -> io::Result<u64> {
@@ -147,6 +141,27 @@ impl Store for RbdStore {
             start += len_bytes;
         }
         Ok(None)
+    }
+
+    fn snapshots(&self) -> io::Result<Vec<StoreSnapshot>> {
+        self.image.snapshots()
+    }
+
+    /// By the cluster's own records, if `other` is a snapshot of this image that is older than what
+    /// is open here.
+    fn changed_since(&self, other: &dyn Store, range: FileRange) -> io::Result<Option<Vec<FileRange>>> {
+        let Some(snapshot) = RbdUri::parse(other.name()).ok().and_then(|uri| uri.snapshot) else { return Ok(None) };
+        let numbers = numbers(&self.image.pool.cluster.fsid, &self.image.id()?, Some(&snapshot));
+        if other.identity() != Some(numbers) {
+            return Ok(None);
+        }
+        let known = self.image.snapshots()?;
+        let number = |name: &str| known.iter().find(|known| known.name == name).map(|known| known.id);
+        let open = self.snapshot.as_deref().map_or(Some(u64::MAX), number);
+        if number(&snapshot).zip(open).is_none_or(|(other, open)| other >= open) {
+            return Ok(None);
+        }
+        self.image.changed_in(range, &snapshot).map(Some)
     }
 
     fn identity(&self) -> Option<(u64, u64)> {

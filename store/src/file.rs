@@ -29,7 +29,7 @@
 mod names;
 mod zeroing;
 
-pub use crate::open::{CacheMode, OpenError, OpenOptions, SectorSizes};
+pub use crate::open::{CacheMode, OpenError, OpenOptions, SectorSizes, StoreSnapshot};
 pub(crate) use zeroing::ZEROING_UNIT_BYTES;
 
 use crate::{

@@ -100,6 +100,16 @@ pub trait FileSystem: Send + Sync + fmt::Debug {
     /// The absolute path without symbolic links, `.` and `..`. The file must exist.
     fn canonical(&self, path: &Path) -> io::Result<PathBuf>;
 
+    /// The name by which an image records the file at `path` as its parent. Where files have
+    /// versions it names the one that is there now, and leads to no other. `path` is canonical. The
+    /// default implementation is for file systems without versions.
+    ///
+    /// # Errors
+    /// If the file has to be asked and cannot be.
+    fn name_of_version(&self, path: &Path) -> io::Result<PathBuf> {
+        Ok(path.to_owned())
+    }
+
     /// Information on the file at `path`.
     fn facts(&self, path: &Path) -> io::Result<FileFacts>;
 
@@ -234,6 +244,10 @@ impl FileSystem for ByScheme {
 
     fn canonical(&self, path: &Path) -> io::Result<PathBuf> {
         Self::on(path, |system| system.canonical(path))
+    }
+
+    fn name_of_version(&self, path: &Path) -> io::Result<PathBuf> {
+        Self::on(path, |system| system.name_of_version(path))
     }
 
     fn facts(&self, path: &Path) -> io::Result<FileFacts> {

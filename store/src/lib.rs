@@ -95,7 +95,7 @@ pub use buffer::{HUGE_PAGE_BYTES, IoBuf, MappedMemory, SEGMENTS_MAX, Segment, Se
 pub use code::ErrorCode;
 pub use device_id::{DeviceId, stable_device_name};
 pub use engine::{Engine, EngineCompletion, EngineKind, EngineStats, ExternalTicket, SlotId, TargetId};
-pub use file::{CacheMode, FileStore, OpenError, OpenOptions, SectorSizes};
+pub use file::{CacheMode, FileStore, OpenError, OpenOptions, SectorSizes, StoreSnapshot};
 pub use files::{FileFacts, FileSystem, Files, LocalFiles};
 pub use lane::{Lane, LaneOp, Loan};
 pub use limit::{RateLimiter, RateLimits};

@@ -110,6 +110,17 @@ pub(crate) enum PathResolution {
     },
 }
 
+/// A snapshot of a file, which its storage keeps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreSnapshot {
+    /// Its number. Later ones have higher numbers.
+    pub id: u64,
+    /// Its name.
+    pub name: String,
+    /// Length of the file then, in bytes.
+    pub size_bytes: u64,
+}
+
 /// Sector sizes of a file or a block device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SectorSizes {

@@ -28,7 +28,7 @@ use crate::{
     lane::Lane,
     lock::LockMode,
     member_traffic::MemberTraffic,
-    open::{OpenError, SectorSizes},
+    open::{OpenError, SectorSizes, StoreSnapshot},
     placement::Placement,
 };
 use std::{fmt, io, os::fd::BorrowedFd, path::Path, sync::Arc, time::SystemTime};
@@ -213,6 +213,24 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// one.
     fn contents_id(&self) -> Option<[u8; 16]> {
         self.beneath()?.contents_id()
+    }
+
+    /// The snapshots of the file that its storage keeps, oldest first. Not those inside an image.
+    ///
+    /// # Errors
+    /// If the storage cannot be asked.
+    fn snapshots(&self) -> io::Result<Vec<StoreSnapshot>> {
+        self.beneath().map_or_else(|| Ok(Vec::new()), |beneath| beneath.snapshots())
+    }
+
+    /// The parts of `range` in which this store may differ from `other`, another state of the same
+    /// file: ascending, and not touching. `None` if the storage keeps no record of it.
+    ///
+    /// # Errors
+    /// If the storage cannot be asked.
+    fn changed_since(&self, other: &dyn Store, range: FileRange) -> io::Result<Option<Vec<FileRange>>> {
+        let _ = (other, range);
+        Ok(None)
     }
 
     /// Whether the inode number of [`Store::identity`] is still that of the file when its file

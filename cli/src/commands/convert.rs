@@ -22,6 +22,7 @@ use diskwright_disk::{
     plan_convert,
 };
 use diskwright_image::{DiskType, Format};
+use diskwright_store::ErrorCode;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::{
@@ -36,6 +37,8 @@ use std::{
 DEST must not exist, unless it is an export. Its format comes from its extension, or from --format. A SOURCE with parents is read through its whole chain, \
 so DEST has no parent. Ranges that read as zeros are skipped, and extents are shared instead of copied where the file system has reflinks. \
 When the conversion is stopped or fails, DEST is removed. A copy that --verify finds to be wrong is kept.
+
+With --resume what was copied stays, as DEST.partial, and the same command goes on with it. It reads what is there and compares it with SOURCE, so it does not matter how the last one ended, or whether SOURCE has changed since. A partial copy with other properties than DEST would have is replaced.
 
 A fixed disk or a raw file has its full length, with holes where SOURCE is zero unless --preallocate is given. Windows does not attach a file that is sparse on NTFS (0xC03A001A): \
 use --preallocate when DEST is on NTFS. A copy of DEST by most programs has no holes.
@@ -68,14 +71,13 @@ EXAMPLES
   diskwright convert machine.avhdx machine.vhd --azure --verify
   diskwright convert small.vhd large.vhdx --size 80G
   diskwright convert old.vhdx new.vhdx --identity keep --to-minimum
-  diskwright convert image.bin disk.vhdx --source-format raw
   diskwright convert damaged.vhdx saved.vhdx --skip-damaged --verify
   diskwright convert machine.vhdx machine.vmdk --subformat streamOptimized
   diskwright convert machine.raw machine.qcow2 --subformat compressed
   diskwright convert machine.vhdx machine.ova
   diskwright convert appliance.ova data.vhdx --disk 2
   diskwright convert vm.qcow2 before.qcow2 --snapshot before-update
-  diskwright convert nbd://host/disk backup.vhdx --verify
+  diskwright convert nbd://host/disk backup.vhdx --resume --verify
   diskwright convert disk.vhdx 'nbd+unix:///?socket=/run/disk.sock'")]
 pub struct ConvertArgs {
     /// The disk to copy: a file, or an NBD URI.
@@ -134,10 +136,12 @@ pub struct ConvertArgs {
     of: SnapshotArgs,
     #[command(flatten)]
     share: ShareArgs,
-    /// Leave out what is damaged in SOURCE: it becomes zeros in DEST, is listed at the end, and the
-    /// exit code is 3.
+    /// Leave zeros for what is damaged in SOURCE, and list it; the exit code is 3.
     #[arg(long)]
     skip_damaged: bool,
+    /// Go on with an interrupted conversion.
+    #[arg(long)]
+    resume: bool,
     /// Show what would be copied and what space is needed, and make nothing.
     #[arg(long, conflicts_with = "verify")]
     dry_run: bool,
@@ -212,6 +216,8 @@ pub struct Report {
     cloned_bytes: u64,
     /// Bytes that read as zeros and take no space in the new disk.
     zero_bytes: u64,
+    /// Bytes that the new disk held already (`--resume`).
+    held_bytes: u64,
     /// Length of the file, of a copy that was written compressed in one pass.
     stream_file_size: Option<u64>,
     /// Whether the new disk was read back and compared (`--verify`).
@@ -291,12 +297,23 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
         verify: args.verify,
         no_reflink: args.no_reflink,
         skip_damaged: args.skip_damaged,
+        resume: args.resume,
     };
     let mut display = context.progress("converting").then("verifying");
     let mut progress = |done, total| display.update(done, total);
     let (done, space) = match args.dry_run {
         true => plan(&args.source, &args.dest, &options, &mut progress)?,
-        false => (diskwright_disk::convert(&args.source, &args.dest, &options, &mut progress)?, None),
+        false => match diskwright_disk::convert(&args.source, &args.dest, &options, &mut progress) {
+            Ok(done) => (done, None),
+            Err(error) => {
+                drop(display);
+                // Wrong usage has copied nothing.
+                if args.resume && error.code() != ErrorCode::InvalidInput {
+                    context.warn("what was copied is kept; the same command goes on from there");
+                }
+                return Err(error.into());
+            }
+        },
     };
     let (elapsed, copying) = (display.elapsed(), display.first_phase());
     drop(display);
@@ -316,6 +333,7 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
             copied_bytes: done.copied_bytes,
             cloned_bytes: done.cloned_bytes,
             zero_bytes: done.zero_bytes,
+            held_bytes: done.held_bytes,
             stream_file_size: done.stream_bytes,
             verified: args.verify,
             warnings: switches::all_with_switches(&warnings),
@@ -414,6 +432,9 @@ fn summary(done: &ConvertOutcome, verified: bool) -> String {
     let mut line = format!("{}; {} copied", Human(done.size_bytes), Human(done.copied_bytes));
     if done.cloned_bytes > 0 {
         line.push_str(&format!(", {} shared with the source", Human(done.cloned_bytes)));
+    }
+    if done.held_bytes > 0 {
+        line.push_str(&format!(", {} were there", Human(done.held_bytes)));
     }
     line.push_str(&format!(", {} of zeros skipped", Human(done.zero_bytes)));
     if let Some(bytes) = done.stream_bytes {

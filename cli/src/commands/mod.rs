@@ -29,6 +29,7 @@ pub mod pushed;
 pub mod reconnect;
 pub mod rescue;
 pub mod resize;
+pub mod seal;
 pub mod serve;
 pub mod serve_ctl;
 pub mod snapshot;

@@ -1,4 +1,5 @@
-//! Internal snapshots and bitmaps of an image (qcow2), as text and as JSON.
+//! Internal snapshots and bitmaps of an image (qcow2), and snapshots of its file that the storage
+//! keeps (RBD), as text and as JSON.
 
 use crate::{
     printable::printable,
@@ -7,6 +8,7 @@ use crate::{
     timestamp,
 };
 use diskwright_image::{InternalBitmap, InternalSnapshot};
+use diskwright_store::StoreSnapshot;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::Duration;
@@ -29,6 +31,23 @@ pub struct SnapshotDescription {
     vm_state_size: u64,
     /// Size of the disk, then.
     virtual_size: u64,
+}
+
+/// A snapshot of the file that its storage keeps, for JSON.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub struct StorageSnapshotDescription {
+    /// Its number.
+    id: u64,
+    /// The name: the file's name, `@` and this name open it.
+    name: String,
+    /// Length of the file, then.
+    file_size: u64,
+}
+
+impl From<&StoreSnapshot> for StorageSnapshotDescription {
+    fn from(snapshot: &StoreSnapshot) -> Self {
+        Self { id: snapshot.id, name: snapshot.name.clone(), file_size: snapshot.size_bytes }
+    }
 }
 
 /// A bitmap, for JSON.
@@ -92,7 +111,16 @@ impl BitmapDescription {
 }
 
 /// Adds the snapshots and the bitmaps, one a line.
-pub(super) fn add_to(fields: &mut Fields, snapshots: &[SnapshotDescription], bitmaps: &[BitmapDescription]) {
+pub(super) fn add_to(
+    fields: &mut Fields,
+    of_storage: &[StorageSnapshotDescription],
+    snapshots: &[SnapshotDescription],
+    bitmaps: &[BitmapDescription],
+) {
+    let of_storage_line = |snapshot: &StorageSnapshotDescription| {
+        format!("@{}  {}", printable(&snapshot.name), Exact(snapshot.file_size))
+    };
+    add_lines(fields, "storage snapshot", of_storage.len(), of_storage.iter().map(of_storage_line));
     add_lines(fields, "snapshot", snapshots.len(), snapshots.iter().map(SnapshotDescription::line));
     add_lines(fields, "bitmap", bitmaps.len(), bitmaps.iter().map(BitmapDescription::line));
 }

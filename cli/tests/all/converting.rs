@@ -2,11 +2,21 @@
 //! place, as a user types them. Other programs read what was made.
 
 use crate::{
-    common::Workshop,
+    common::{Workshop, flat},
     resize::{KINDS, have, partitioned, tool, verify_ext4, verify_size, verify_table},
 };
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::{Value, json};
-use std::fs;
+use std::{
+    fs,
+    io::Read,
+    process::Stdio,
+    thread,
+    time::{Duration, Instant},
+};
 
 const MIB: u64 = 1 << 20;
 /// Without sgdisk the tables are looked at by sfdisk and by ourselves.
@@ -204,4 +214,73 @@ fn an_identity_is_kept_where_it_is_asked_for() {
         let said = tool(&shop, "vhdiinfo kept.vhd", "").unwrap();
         assert!(said.contains(id("old.vhdx").0.as_str().unwrap()), "{said}");
     }
+}
+
+/// What the conversion says it has done, of data: copied, and there already.
+fn copied(shop: &Workshop, line: &str) -> (u64, u64) {
+    let done = shop.json(line);
+    (done["copied_bytes"].as_u64().unwrap(), done["held_bytes"].as_u64().unwrap())
+}
+
+#[test]
+fn an_interrupted_conversion_is_resumed() {
+    let shop = Workshop::new();
+    shop.ok("create source.vhdx --size 256M");
+    shop.ok("io source.vhdx -c 'write -P 7 0 24M' -c 'write -P 9 100M 8M' -c flush");
+    shop.ok("convert source.vhdx whole.raw");
+    // A third is there, a part of it is wrong, and where the source has zeros something else is.
+    let mut left = fs::read(shop.path("whole.raw")).unwrap();
+    left[12 << 20..].fill(0);
+    left[(5 << 20) + 77] ^= 1;
+    left[(50 << 20)..(51 << 20)].fill(3);
+    fs::write(shop.path("copy.raw.partial"), &left).unwrap();
+    let (written, held) = copied(&shop, "convert source.vhdx copy.raw --resume --verify");
+    assert_eq!((written, held), (21 * MIB, 11 * MIB));
+    shop.ok("compare copy.raw source.vhdx");
+    assert!(!shop.path("copy.raw.partial").exists());
+    // A disk of another size, or with another block size, is made anew, and so is what is none.
+    for (partial, dest) in [("--size 255M", "a.vhdx"), ("--size 256M --block-size 1M", "b.vhdx"), ("", "c.vhdx")] {
+        match partial {
+            "" => fs::write(shop.path("c.vhdx.partial"), b"vhdxfile, but nothing else").unwrap(),
+            _ => drop(shop.ok(&format!("create {dest}.partial --format vhdx {partial}"))),
+        }
+        let (written, held) = copied(&shop, &format!("convert source.vhdx {dest} --block-size 2M --resume"));
+        assert_eq!((written, held), (32 * MIB, 0), "{dest}");
+        shop.ok(&format!("compare {dest} source.vhdx"));
+    }
+    // Without the option nothing is kept, and with it nothing is kept of a copy in one pass.
+    fs::write(shop.path("d.raw.partial"), &left).unwrap();
+    assert_eq!(copied(&shop, "convert source.vhdx d.raw"), (32 * MIB, 0));
+    let error = flat(&shop.fails(2, "convert source.vhdx e.vmdk --subformat streamOptimized --resume"));
+    assert!(error.contains("cannot be resumed") && error.contains("--resume"), "{error}");
+}
+
+#[test]
+fn a_conversion_that_is_killed_goes_on_where_it_was() {
+    let shop = Workshop::new();
+    shop.ok("create source.vhdx --size 4G");
+    shop.ok("io source.vhdx -c 'write -P 7 0 1G' -c flush");
+    let line = ["convert", "source.vhdx", "copy.vhdx", "--no-reflink", "--resume"];
+    let (mut stopped, mut kept) = (false, 0);
+    for signal in [Signal::SIGKILL, Signal::SIGINT] {
+        let mut command = shop.command(&line);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let begun = Instant::now();
+        let there = || fs::metadata(shop.path("copy.vhdx.partial")).map_or(0, |found| found.len());
+        while there() < (kept + 100) << 20 && begun.elapsed() < Duration::from_secs(60) {
+            thread::sleep(Duration::from_millis(2));
+        }
+        kill(Pid::from_raw(child.id() as i32), signal).unwrap();
+        let mut said = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        stopped |= !child.wait().unwrap().success();
+        kept = there() >> 20;
+        assert!(signal == Signal::SIGKILL || kept == 0 || said.contains("the same command goes on"), "{said}");
+    }
+    if !stopped {
+        return println!("skipped: a conversion that is killed: it was faster than the signals");
+    }
+    let (written, held) = copied(&shop, "convert source.vhdx copy.vhdx --no-reflink --resume --verify");
+    assert!(held >= 32 << 20 && written + held == 1 << 30, "{written} {held}");
+    shop.ok("compare copy.vhdx source.vhdx");
 }

@@ -72,6 +72,62 @@ fn children_of_all_formats_have_their_parent_on_a_server() {
 }
 
 #[test]
+fn a_sealed_image_is_proved_block_by_block() {
+    let (shop, server) = (Workshop::new(), TestServer::start());
+    let mut bytes = golden(&shop);
+    let sealed = shop.json("seal golden.vhdx");
+    let root = sealed["root"].as_str().unwrap();
+    let shown = flat(&shop.ok(&format!("seal golden.vhdx --check --root {root}")));
+    assert!(shown.contains("are as they were sealed") && shown.contains(root), "{shown}");
+    let error = flat(&shop.fails(1, "seal golden.vhdx"));
+    assert!(error.contains("golden.vhdx.seal: file exists"), "{error}");
+    let other = "0".repeat(64);
+    let error = flat(&shop.fails(1, &format!("seal golden.vhdx --check --root {other}")));
+    assert!(error.contains(&format!("its digest is {root}, expected {other}")), "{error}");
+    shop.fails(2, &format!("seal golden.vhdx --root {root}"));
+    shop.fails(2, "seal golden.vhdx --check --root 00");
+    shop.fails(2, "seal s3://golden/debian.vhdx");
+
+    let seal = fs::read(shop.path("golden.vhdx.seal")).unwrap();
+    server.put("a/golden.vhdx", bytes.clone(), "\"1\"");
+    server.put("a/golden.vhdx.seal", seal.clone(), "\"s\"");
+    let url = server.url("a/golden.vhdx");
+    let with = format!("--allow-parent-dir '{}'", server.url("a"));
+    let at = bytes.iter().rposition(|byte| *byte == 7).unwrap();
+    // What a server sent before anybody asked for a seal proves nothing.
+    bytes[at] ^= 1;
+    server.put("a/golden.vhdx", bytes.clone(), "\"1\"");
+    shop.ok(&format!("cache prefetch '{url}'"));
+    shop.ok(&format!("create child.vhdx --parent '{url}'"));
+    let shown = flat(&shop.ok(&format!("info child.vhdx --chain {with}")));
+    assert!(shown.contains(&format!("&seal={root}")), "{shown}");
+    let read = format!("io child.vhdx -r {with} -c 'read -P 7 1M 8M'");
+    let error = flat(&shop.fails(1, &read));
+    assert!(error.contains("are not those that were sealed"), "{error}");
+    bytes[at] ^= 1;
+    server.put("a/golden.vhdx", bytes.clone(), "\"1\"");
+    shop.ok(&read);
+    // What was proved once is in the cache, and stays proved.
+    server.put("a/golden.vhdx", vec![0; bytes.len()], "\"1\"");
+    shop.ok(&read);
+    for (bad, why) in [
+        (vec![0; 24], "it does not begin with DWSEAL"),
+        (seal[..seal.len() - 32].to_vec(), "digests, expected"),
+        ([&seal[..seal.len() - 1], &[seal[seal.len() - 1] ^ 1]].concat(), "expected"),
+    ] {
+        server.put("a/golden.vhdx.seal", bad, "\"s\"");
+        let error = flat(&shop.fails(1, &read));
+        assert!(error.contains(why) && error.contains("seal"), "{error}");
+    }
+    // The file here.
+    shop.ok("io golden.vhdx -c 'write -P 1 1M 4K' -c flush");
+    let found = shop.run("seal golden.vhdx --check --json");
+    let report: serde_json::Value = serde_json::from_str(&found.stdout).unwrap();
+    assert_eq!(found.code, Some(3));
+    assert!(!report["different"].as_array().unwrap().is_empty(), "{report}");
+}
+
+#[test]
 fn the_cache_is_listed_dropped_and_filled() {
     let (shop, server) = (Workshop::new(), TestServer::start());
     let bytes = golden(&shop);
@@ -134,7 +190,39 @@ fn what_cannot_be_done_with_an_object_is_said() {
     shop.ok("io golden.vhdx -c 'write -P 1 1M 4K' -c flush");
     server.put("golden.vhdx", fs::read(shop.path("golden.vhdx")).unwrap(), "\"2\"");
     let error = flat(&shop.fails(1, &format!("io child.vhdx {with} -c 'read 1M 4K'")));
-    assert!(error.contains("the parent was written to or replaced after the child was made"), "{error}");
+    assert!(error.contains("the object is another version: it has ETag \"2\""), "{error}");
+    let error = flat(&shop.fails(1, &format!("reconnect child.vhdx --parent '{url}'")));
+    assert!(error.contains("is not the disk it was made from"), "{error}");
+}
+
+#[test]
+fn a_child_records_the_version_of_its_parent() {
+    let (shop, server) = (Workshop::new(), TestServer::start());
+    let with = format!("--allow-parent-dir '{}'", server.url("a"));
+    for (format, parent) in [("vhdx", "vhdx"), ("vhd", "vhd"), ("qcow2", "raw"), ("vmdk", "vmdk")] {
+        let (golden, child) = (format!("a.{parent}"), format!("child.{format}"));
+        shop.ok(&format!("create {golden} --size 64M"));
+        shop.ok(&format!("io {golden} -c 'write -P 7 1M 1M' -c flush"));
+        let bytes = fs::read(shop.path(&golden)).unwrap();
+        fs::remove_file(shop.path(&golden)).unwrap();
+        server.put(&format!("a/{golden}"), bytes.clone(), "\"1\"");
+        let url = server.url(&format!("a/{golden}"));
+        shop.ok(&format!("create {child} --parent '{url}'"));
+        let recorded = format!("{url}#etag=%221%22&size={}", bytes.len());
+        let shown = flat(&shop.ok(&format!("info {child} --chain {with}")));
+        assert!(shown.contains(&recorded), "{shown}");
+        // Uploaded again: it may be the same or not.
+        server.put(&format!("a/{golden}"), bytes, "\"2\"");
+        for line in [format!("io {child} {with} -r -c 'read 1M 4K'"), format!("info '{recorded}'")] {
+            let error = flat(&shop.fails(1, &line));
+            assert!(error.contains("it has ETag \"2\"") && error.contains("expected ETag \"1\""), "{error}");
+        }
+        let more = if format == "vhd" { "--ignore-parent-timestamp" } else { "" };
+        shop.ok(&format!("reconnect {child} --parent '{url}' {more}"));
+        shop.ok(&format!("io {child} {with} -r -c 'read -P 7 1M 1M'"));
+        let shown = flat(&shop.ok(&format!("info {child} --chain {with}")));
+        assert!(shown.contains("#etag=%222%22"), "{shown}");
+    }
 }
 
 /// nginx with TLS in front of a folder.

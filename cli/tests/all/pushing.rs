@@ -134,6 +134,8 @@ fn a_pushed_disk_is_a_parent() {
     shop.ok("io golden.vhdx -c 'write -P 1 1M 64K' -c flush");
     shop.ok("push golden.vhdx s3://images/sets/golden-12");
     let error = flat(&shop.fails(1, &format!("io web.vhdx {with} -r -c 'read 1M 4K'")));
+    assert!(error.contains("the object is another version: it has ETag contents:"), "{error}");
+    let error = flat(&shop.fails(1, "reconnect web.vhdx --parent s3://images/sets/golden-12"));
     assert!(error.contains("is not the disk"), "{error}");
 }
 

@@ -124,6 +124,11 @@ const BEFORE: &[(&str, &[&str])] = &[
         "diskwright convert appliance.ova disk.vhdx",
         &["diskwright create vm.vhdx --size 64M", "diskwright convert vm.vhdx appliance.ova"],
     ),
+    ("diskwright seal golden.vhdx", &["diskwright create golden.vhdx --size 64M"]),
+    (
+        "diskwright convert vm.vhdx vm.raw --resume",
+        &["diskwright create vm.vhdx --size 64M", "truncate -s 64M vm.raw.partial"],
+    ),
     ("diskwright convert vm.vhdx vm.vhd --azure", &["diskwright create vm.vhdx --size 64M"]),
     ("diskwright info vm.vhdx --windows", &["diskwright create vm.vhdx --size 64M"]),
     ("diskwright convert old.vhdx new.vhdx --identity keep", &["diskwright create old.vhdx --size 64M"]),

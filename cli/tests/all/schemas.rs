@@ -39,6 +39,7 @@ const LINES: &[&str] = &[
     "space scrub vault",
     "space optimize vault --dry-run",
     "space report vault",
+    "seal moved.vhdx",
     "attached",
     "cache list",
     "serve-ctl list",

@@ -12,7 +12,9 @@
 //! The copy is written under a temporary name (`DEST.partial`) and renamed, durably, when it is
 //! complete and durable. So after a power cut or a `kill -9` no incomplete copy exists under the
 //! final name, and the same command replaces what is left. If anything fails, or the user stops it,
-//! the file is removed again.
+//! the file is removed again. With `resume` it stays, and is used again if it is what would be
+//! created (`leftover.rs`): each byte of it is compared with the source, so it does not matter
+//! which command has left it, and in what state.
 //!
 //! A range whose table entry is damaged (`ExtentKind::Damaged`) ends the conversion. With
 //! `skip_damaged` the range stays zero in the copy and is listed (`copy/lost.rs`).
@@ -29,6 +31,7 @@
 mod azure;
 mod export;
 mod identity;
+mod leftover;
 mod notes;
 mod options;
 mod plan;
@@ -61,8 +64,8 @@ use transfer::{copy, verify_failed};
 /// # Errors
 /// Errors of opening, creating, reading or writing; [`DiskError::DamagedSource`];
 /// [`DiskError::VerifyFailed`]; [`DiskError::Stopped`]. A new image is removed on errors, except
-/// after a failed verification: then the copy is kept under its partial name, for inspection. An
-/// export keeps what was copied so far.
+/// with [`ConvertOptions::resume`], and after a failed verification: then the copy is kept under
+/// its partial name, for inspection. An export keeps what was copied so far.
 pub fn convert(
     source: impl AsRef<Path>,
     dest: impl AsRef<Path>,
@@ -77,6 +80,7 @@ pub fn convert(
         return export::convert((&source, source_path), dest_path, options, progress);
     }
     if let Some(kind) = stream::asked(dest_path, &options.dest) {
+        leftover::refuse_stream(dest_path, options)?;
         return stream::convert((&source, source_path), dest_path, kind, options, progress);
     }
     let files = &options.dest.files;
@@ -86,11 +90,18 @@ pub fn convert(
     let mut plan = Plan::new((&source, source_path), dest_path, options, progress)?;
     let partial = PartialFile::new(files, dest_path, "conversion");
     let shown = |error| partial.shown(error);
-    partial.clear()?;
-    create_as(dest_path, partial.path(), &plan.request).map_err(shown)?;
+    let is_leftover = options.resume && leftover::fits(&partial, &plan, options)?;
+    if !is_leftover {
+        partial.clear()?;
+        create_as(dest_path, partial.path(), &plan.request).map_err(shown)?;
+    }
     partial.created();
-    let discard = |_: &DiskError| partial.discard();
-    let mut outcome = fill((&source, source_path), (&partial, dest_path), &plan, options, progress)
+    let discard = |_: &DiskError| {
+        if !options.resume {
+            partial.discard();
+        }
+    };
+    let mut outcome = fill((&source, source_path), (&partial, dest_path), &plan, options, is_leftover, progress)
         .map_err(shown)
         .inspect_err(discard)?;
     let again = OpenOptions { format: Some(plan.format), ..options.open_dest() };
@@ -151,6 +162,7 @@ pub fn plan_convert(
         return Err(is_there(dest_path));
     }
     if let Some(kind) = stream::asked(dest_path, &options.dest) {
+        leftover::refuse_stream(dest_path, options)?;
         stream::check((&source, source_path), dest_path, kind, options)?;
         return Ok(ConvertPlan { needed_bytes: data_bytes, ..planned });
     }
@@ -186,6 +198,7 @@ fn fill(
     (partial, dest): (&PartialFile<'_>, &Path),
     plan: &Plan,
     options: &ConvertOptions,
+    is_leftover: bool,
     progress: &mut Progress<'_>,
 ) -> Result<ConvertOutcome> {
     let open = OpenOptions { writable: true, format: Some(plan.format), ..options.open_dest() };
@@ -198,7 +211,8 @@ fn fill(
     }
     let warnings = notes::of_copy(source.device().geometry(), dest, &copy_disk);
     let opened = Opened::Disk(copy_disk);
-    let outcome = copy((source, source_path), (&opened, partial.path()), plan.size.new_bytes, options, progress)?;
+    let sides = ((source, source_path), (&opened, partial.path()));
+    let outcome = copy(sides.0, sides.1, plan.size.new_bytes, options, is_leftover, progress)?;
     Ok(ConvertOutcome { warnings: [outcome.warnings.clone(), warnings].concat(), ..outcome })
 }
 

@@ -6,10 +6,12 @@
 //!                                          zeros: skipped or wiped   damaged: an error, or listed
 //! ```
 //!
-//! Two workers take windows in turn. Each has a queue to both disks and several requests in flight,
-//! so that reads, writes and checks for zeros overlap. A copy beside clients ([`Job::beside`]) has
-//! one worker, which pauses for them (`throttle.rs`). [`Dest`] says what becomes of the source's
-//! zeros. A mutex guards only the start of the next window.
+//! Two workers take windows in turn. Each has a queue to both disks and several requests in
+//! flight, so that reads, writes and checks for zeros overlap. A copy beside clients
+//! ([`Job::beside`]) has one worker, which pauses for them (`throttle.rs`). [`Dest`] says what
+//! becomes of the source's zeros. A copy that goes on with an interrupted one
+//! ([`Job::onto_leftover`]) reads what the destination holds before it writes, and leaves alone
+//! what is the same. A mutex guards only the start of the next window.
 
 mod failure;
 mod lost;
@@ -20,7 +22,8 @@ use crate::{
     error::to_io,
 };
 use diskwright_store::{
-    BlockDevice, BlockQueue, Completion, EngineKind, Extent, ExtentKind, IoBuf, QueueOptions, Request, Slab, all_zero,
+    BlockDevice, BlockQueue, Blocking, Completion, EngineKind, Extent, ExtentKind, IoBuf, QueueOptions, Request, Slab,
+    all_zero,
 };
 use std::{
     io,
@@ -81,11 +84,14 @@ pub(crate) struct Job<'a> {
     reflink: AtomicBool,
     can_reflink: OnceLock<bool>,
     stop: AtomicBool,
+    /// The destination may hold a part of the copy.
+    compares: bool,
     /// The requests of clients of another disk on the same device.
     clients: Option<&'a Epochs>,
     pub(crate) copied_bytes: AtomicU64,
     pub(crate) cloned_bytes: AtomicU64,
     pub(crate) zero_bytes: AtomicU64,
+    pub(crate) held_bytes: AtomicU64,
     lost_bytes: AtomicU64,
     failure: Mutex<Option<Failure>>,
 }
@@ -122,10 +128,12 @@ impl<'a> Job<'a> {
             reflink: AtomicBool::new(reflink && source.disk().is_some() && dest.disk().is_some()),
             can_reflink: OnceLock::new(),
             stop: AtomicBool::new(false),
+            compares: false,
             clients: None,
             copied_bytes: AtomicU64::new(0),
             cloned_bytes: AtomicU64::new(0),
             zero_bytes: AtomicU64::new(0),
+            held_bytes: AtomicU64::new(0),
             lost_bytes: AtomicU64::new(0),
             failure: Mutex::new(None),
         }
@@ -184,8 +192,13 @@ impl<'a> Job<'a> {
         Self { clients, ..self }
     }
 
+    /// The destination, of [`Dest::OldData`], may hold a part of the copy already.
+    pub(crate) fn onto_leftover(self, compares: bool) -> Self {
+        Self { compares, ..self }
+    }
+
     fn done_bytes(&self) -> u64 {
-        let counted = [&self.copied_bytes, &self.cloned_bytes, &self.zero_bytes, &self.lost_bytes];
+        let counted = [&self.copied_bytes, &self.cloned_bytes, &self.zero_bytes, &self.held_bytes, &self.lost_bytes];
         counted.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
     }
 
@@ -279,6 +292,10 @@ fn work(job: &Job<'_>) -> Result<(), Failure> {
         dest: job.dest.device().open_queue(&queue_options).map_err(Failure::Dest)?,
         free: slab.take_all(),
         done: Vec::new(),
+        held: match job.compares {
+            true => Some(Held::open(job.dest.device(), job.engine).map_err(Failure::Dest)?),
+            false => None,
+        },
         throttle: job.clients.map(Throttle::new),
     };
     let mut extents: Vec<Extent> = Vec::new();
@@ -365,12 +382,39 @@ fn share(job: &Job<'_>, extent: &Extent) -> io::Result<Vec<(u64, u64)>> {
     }
 }
 
+/// What the destination holds.
+struct Held {
+    reader: Blocking,
+    bytes: Vec<u8>,
+    extents: Vec<Extent>,
+}
+
+impl Held {
+    fn open(dest: &dyn BlockDevice, engine: EngineKind) -> io::Result<Self> {
+        Ok(Self { reader: Blocking::open(dest, engine)?, bytes: vec![0; CHUNK_BYTES as usize], extents: Vec::new() })
+    }
+
+    /// Whether the destination holds these bytes. What it has as zeros is not read.
+    fn holds(&mut self, dest: &dyn BlockDevice, offset_bytes: u64, bytes: &[u8]) -> io::Result<bool> {
+        self.extents.clear();
+        dest.extents(offset_bytes, bytes.len() as u64, &mut self.extents)?;
+        if self.extents.iter().all(|extent| extent.kind.reads_as_zeros()) {
+            return Ok(false);
+        }
+        let held = &mut self.bytes[..bytes.len()];
+        self.reader.read(offset_bytes, held)?;
+        Ok(held == bytes)
+    }
+}
+
 /// A source queue and a destination queue that exchange buffers.
 struct Pipe<'a> {
     source: Box<dyn BlockQueue>,
     dest: Box<dyn BlockQueue>,
     free: Vec<IoBuf>,
     done: Vec<Completion>,
+    /// For a destination that may hold a part of the copy.
+    held: Option<Held>,
     /// For a copy beside clients.
     throttle: Option<Throttle<'a>>,
 }
@@ -494,6 +538,13 @@ impl Pipe<'_> {
                     }
                 } else {
                     buf[len as usize..padded].fill(0);
+                    if let Some(held) = &mut self.held
+                        && held.holds(job.dest.device(), offset_bytes, &buf[..padded]).map_err(Failure::Dest)?
+                    {
+                        Job::count(&job.held_bytes, len);
+                        self.free.push(buf);
+                        continue;
+                    }
                     let request = Request::write(offset_bytes, padded, buf, len);
                     self.dest.push(request).map_err(|error| Failure::Dest(error.reason))?;
                 }

@@ -365,15 +365,16 @@ fn parent_of(
     let dir = child.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let dir_real = files.canonical(dir).map_err(|source| file_error("find it", dir, source))?;
     let seconds = gate::modified_seconds(files, &parent_real);
-    let link = link_to(&parent_real, &info, seconds, (child, format), &dir_real)?;
+    let link = link_to((files, &parent_real), &info, seconds, (child, format), &dir_real)?;
     Ok(((info, link), stores))
 }
 
 /// How `child`, an image of this format in the folder `dir_real`, names the parent at
 /// `parent_real`. Both paths are absolute and without symbolic links; nothing needs to be there
-/// yet. `modified_seconds` is what a VHD records of its parent's file.
+/// yet. `modified_seconds` is what a VHD records of its parent's file. Of an object the version is
+/// recorded.
 pub(crate) fn link_to(
-    parent_real: &Path,
+    (files, parent_real): (&Files, &Path),
     info: &ImageInfo,
     modified_seconds: Option<u32>,
     (child, format): (&Path, Format),
@@ -400,7 +401,9 @@ pub(crate) fn link_to(
     let relative = if is_elsewhere { None } else { Some(text(&relative_path(dir_real, parent_real))?) };
     let relative =
         relative.map(|relative| if relative.starts_with("..") { relative } else { format!(".\\{relative}") });
-    let absolute = match parent_real.to_str() {
+    let version = files.name_of_version(parent_real);
+    let version = version.map_err(|source| file_error("find its version", parent_real, source))?;
+    let absolute = match version.to_str() {
         Some(name) if is_elsewhere => name.to_owned(),
         _ => text(parent_real)?,
     };

@@ -78,10 +78,7 @@ impl<'a> PartialFile<'a> {
         let lock =
             OpenOptions { writable: true, create_new: false, cache: CacheMode::PageCache, lock: LockMode::Exclusive };
         match self.files.open(&self.path, &lock) {
-            Err(OpenError::Locked { holder, .. }) => Err(DiskError::BadOptions {
-                what: format!("{}: another {} to this name is under way{holder}", self.dest.display(), self.work),
-                hint: "wait for its end, or choose another name".into(),
-            }),
+            Err(OpenError::Locked { holder, .. }) => Err(self.in_use(&holder)),
             Err(error) => Err(error.into()),
             Ok(held) => {
                 let further = self.further_files(&*held);
@@ -96,6 +93,14 @@ impl<'a> PartialFile<'a> {
                 }
                 Ok(())
             }
+        }
+    }
+
+    /// The error if another command works on the file. `holder` names it.
+    pub(crate) fn in_use(&self, holder: &str) -> DiskError {
+        DiskError::BadOptions {
+            what: format!("{}: another {} to this name is under way{holder}", self.dest.display(), self.work),
+            hint: "wait for its end, or choose another name".into(),
         }
     }
 
@@ -158,7 +163,8 @@ impl<'a> PartialFile<'a> {
         self.had_its_name.get()
     }
 
-    fn facts(&self) -> io::Result<FileFacts> {
+    /// The facts of the file, if it is there.
+    pub(crate) fn facts(&self) -> io::Result<FileFacts> {
         self.files.facts(&self.path)
     }
 }

@@ -217,7 +217,7 @@ impl Export<'_> {
         let parent = find(&base.path)?;
         let dir = out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let seconds = gate::time_to_record(&self.files, &parent, &**base.image.store())?;
-        let link = create::link_to(&parent, &info, seconds, (out, info.format), &find(dir)?)?;
+        let link = create::link_to((&self.files, &parent), &info, seconds, (out, info.format), &find(dir)?)?;
         Ok((info, link))
     }
 

@@ -26,6 +26,7 @@ mod mark;
 mod named_ranges;
 mod payload;
 mod read;
+mod records;
 mod sides;
 mod since_point;
 mod sink;

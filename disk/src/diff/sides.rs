@@ -14,6 +14,9 @@
 //! where one disk has zeros of its own and the other one has nothing: there the common images may
 //! have zeros too.
 //!
+//! Of two states of one raw disk the storage may know itself where they differ
+//! ([`Store::changed_since`]). Then only these ranges count ([`records`](super::records)).
+//!
 //! Disks without a common image are read and compared. So are the ranges that the tables give, if
 //! [`Difference::exactly`] asks for it. What is zeros in both by their tables is not read.
 //!
@@ -26,6 +29,7 @@
 use super::{
     change::{ChangeKind, Changes, EachChange, RangeJoiner},
     read::{Read, Reader},
+    records::{Records, within},
     state::DiskState,
 };
 use crate::{
@@ -53,6 +57,7 @@ pub struct Difference {
     sides: [Side; 2],
     /// The images that both have; `None` if they have none, or if only tables are known.
     common: Option<Disk>,
+    records: Option<Records>,
     engine: EngineKind,
     reads: bool,
 }
@@ -160,7 +165,13 @@ impl Difference {
             through_bytes: size_bytes,
         };
         let images = Disk::from_layers(disk.layers().to_vec(), Vec::new())?;
-        Ok(Self { sides: [side(Some(SideSource::Images(images))), side(None)], common: None, engine, reads: false })
+        Ok(Self {
+            sides: [side(Some(SideSource::Images(images))), side(None)],
+            common: None,
+            records: None,
+            engine,
+            reads: false,
+        })
     }
 
     /// `own`: the number of images of each side above the common ones; `None` without any.
@@ -188,9 +199,10 @@ impl Difference {
             };
             Ok(Side { opened, path, size_bytes, own, through_bytes })
         };
+        let records = if common.is_none() { Records::of(&sides[0].0, &sides[1].0)? } else { None };
         let [disk, base] = sides;
         let sides = [side(disk, own.map(|own| own[0]))?, side(base, own.map(|own| own[1]))?];
-        Ok(Self { reads: common.is_none(), sides, common, engine })
+        Ok(Self { reads: common.is_none() && records.is_none(), sides, common, records, engine })
     }
 
     /// Reads what may differ by the tables, and leaves out what has the same bytes.
@@ -370,13 +382,22 @@ impl Walk<'_> {
     }
 
     fn window(&mut self, window: Range<u64>, progress: &mut Progress<'_>, each: &mut EachChange<'_>) -> Result<()> {
+        let changed = match &self.of.records {
+            None => std::iter::once(window.clone()).collect(),
+            Some(records) => records.changed(&window)?,
+        };
+        if changed.is_empty() {
+            return Ok(());
+        }
         for (side, pieces) in self.of.sides.iter().zip(&mut self.pieces) {
             side.hold(&window, &mut self.extents, pieces)?;
         }
         let (mut at, mut first, mut second) = (window.start, 0, 0);
         while let (Some(&a), Some(&b)) = (self.pieces[0].get(first), self.pieces[1].get(second)) {
             let stop = a.end_bytes.min(b.end_bytes);
-            self.judge(at..stop, [a.held, b.held], progress, each)?;
+            for range in within(&changed, at..stop) {
+                self.judge(range, [a.held, b.held], progress, each)?;
+            }
             first += usize::from(stop == a.end_bytes);
             second += usize::from(stop == b.end_bytes);
             at = stop;

@@ -381,7 +381,8 @@ impl<'a> Plan<'a> {
         }
         let modified_seconds = gate::modified_seconds(files, &parent.path);
         let dir = child.path.parent().unwrap_or(Path::new("/"));
-        let new = create::link_to(&parent.path, &parent.info, modified_seconds, (&child.path, child.info.format), dir)?;
+        let place = (&*child.path, child.info.format);
+        let new = create::link_to((files, &parent.path), &parent.info, modified_seconds, place, dir)?;
         // A VHDX records neither a time nor a bare name.
         let is_other_time = link.modified_seconds.is_some() && link.modified_seconds != new.modified_seconds;
         let is_other = match link.file_id {

@@ -223,7 +223,7 @@ impl<'a> Freezing<'a> {
     fn link_to(&self, frozen: &Path) -> Result<ParentLink> {
         {
             let info = self.info();
-            create::link_to(frozen, &info, None, (&self.origin.file, info.format), self.place.dir())
+            create::link_to((self.place.files, frozen), &info, None, (&self.origin.file, info.format), self.place.dir())
         }
     }
 

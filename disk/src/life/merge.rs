@@ -401,7 +401,13 @@ impl<'a> Merge<'a> {
         let info = target.info().clone();
         let modified_seconds = gate::time_to_record(&self.options.open.files, &self.target.path, &**target.store())?;
         let dir = image.path.parent().unwrap_or(Path::new("/"));
-        let link = create::link_to(place, &info, modified_seconds, (&image.path, image.info.format), dir)?;
+        let link = create::link_to(
+            (&self.options.open.files, place),
+            &info,
+            modified_seconds,
+            (&image.path, image.info.format),
+            dir,
+        )?;
         Ok(if Self::is_marked(image) { mark::merged(link, &image.info, info.linkage_id) } else { link })
     }
 

@@ -107,7 +107,8 @@ pub fn snapshot(path: impl AsRef<Path>, options: &SnapshotOptions) -> Result<Sna
     if place.layers.len() >= CHAIN_MAX {
         return Err(too_long(path));
     }
-    let link = create::link_to(&frozen, &place.info, modified_seconds, (path, place.info.format), place.dir())?;
+    let link =
+        create::link_to((files, &frozen), &place.info, modified_seconds, (path, place.info.format), place.dir())?;
     if !options.dry_run {
         place.replace(&place.info, link, Some(&frozen))?;
     }
@@ -185,7 +186,7 @@ pub fn revert(
     let info = parent_layer.image.info();
     create::refuse_as_parent(&parent, info)?;
     let modified_seconds = gate::time_to_record(files, &parent, &**parent_layer.image.store())?;
-    let link = create::link_to(&parent, info, modified_seconds, (path, place.info.format), place.dir())?;
+    let link = create::link_to((files, &parent), info, modified_seconds, (path, place.info.format), place.dir())?;
     if !options.dry_run {
         place.replace(info, link, frozen.as_deref())?;
     }

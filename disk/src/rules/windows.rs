@@ -13,6 +13,7 @@ use super::{
 };
 use diskwright_format::vhd::MAX_DYNAMIC_BYTES;
 use diskwright_image::{DiskType, Format, LogState, ParentLink, probe::known};
+use diskwright_store::Files;
 
 /// Largest VHDX, by MS-VHDX 1.5.
 const MAX_VHDX_BYTES: u64 = 64 << 40;
@@ -94,6 +95,10 @@ fn extension(image: &ImageFacts) -> Verdict {
     let format = image.info.format;
     if !matches!(format, Format::Vhd | Format::Vhdx) {
         return Verdict::not_applicable("it is not a VHD or VHDX");
+    }
+    // Of an object the version follows.
+    if Files::has_scheme(&image.path) {
+        return Verdict::not_applicable("it is not a file of this machine");
     }
     let found = image.path.extension().map_or_else(|| "none".into(), |found| format!(".{}", found.to_string_lossy()));
     let is_right = known::by_extension(&image.path).and_then(|known| known.format) == Some(format);

@@ -70,6 +70,18 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// The digest that [`hex`] has written.
+pub fn unhex(digits: &str) -> Option<Digest> {
+    if digits.len() != 64 || !digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
+        return None;
+    }
+    let mut digest = [0; 32];
+    for (byte, at) in digest.iter_mut().zip((0..64).step_by(2)) {
+        *byte = u8::from_str_radix(digits.get(at..at + 2)?, 16).ok()?;
+    }
+    Some(digest)
+}
+
 impl fmt::Display for ChunkKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let digest = hex(&self.digest);
@@ -82,14 +94,7 @@ impl ChunkKey {
     pub fn parse(key: &str) -> Option<Self> {
         let (start, rest) = key.strip_prefix(CHUNKS)?.split_once('/')?;
         let (digits, push) = rest.split_once('.')?;
-        let is_ours = digits.len() == 64 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        if !is_ours || !digits.starts_with(start) || start.len() != 2 {
-            return None;
-        }
-        let mut digest = [0; 32];
-        for (byte, at) in digest.iter_mut().zip((0..64).step_by(2)) {
-            *byte = u8::from_str_radix(digits.get(at..at + 2)?, 16).ok()?;
-        }
+        let digest = unhex(digits).filter(|_| digits.starts_with(start) && start.len() == 2)?;
         Some(Self { digest, push: PushId::parse(push)? })
     }
 }

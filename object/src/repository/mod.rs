@@ -28,7 +28,7 @@ mod remote;
 mod s3;
 mod session;
 
-pub use keys::{ChunkKey, Digest, PushId, hex};
+pub use keys::{ChunkKey, Digest, PushId, hex, unhex};
 pub use manifest::{CHUNK_BYTES, Chunk, DISK_BYTES_MAX, Facts, Manifest};
 pub use plan::Changed;
 pub use prune::{Disk, PruneOptions, Pruned, disk, disks, prune};

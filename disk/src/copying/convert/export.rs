@@ -53,7 +53,7 @@ pub(super) fn convert(
     progress: &mut Progress<'_>,
 ) -> Result<ConvertOutcome> {
     let dest = open(source, dest_path, options)?;
-    let mut outcome = copy((source, source_path), (&dest, dest_path), u64::MAX, options, progress)?;
+    let mut outcome = copy((source, source_path), (&dest, dest_path), u64::MAX, options, options.resume, progress)?;
     if options.verify {
         let sides = [(source.device(), source_path), (dest.device(), dest_path)];
         match compare_with(sides, u64::MAX, options.source.engine, progress, options.damage())? {

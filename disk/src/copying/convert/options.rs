@@ -39,6 +39,10 @@ pub struct ConvertOptions {
     pub no_reflink: bool,
     /// Skip damaged ranges of the source. They read as zeros in the copy.
     pub skip_damaged: bool,
+    /// Go on with a conversion that was interrupted: what the copy, or the export, holds already is
+    /// read and compared, and not written again. If this conversion is interrupted, its partial
+    /// file stays.
+    pub resume: bool,
 }
 
 impl ConvertOptions {
@@ -90,6 +94,8 @@ pub struct ConvertOutcome {
     pub cloned_bytes: u64,
     /// Bytes skipped because they read as zeros.
     pub zero_bytes: u64,
+    /// Bytes that the copy held already ([`ConvertOptions::resume`]).
+    pub held_bytes: u64,
     /// Length in bytes of a file with compressed blocks: a streamOptimized VMDK, an OVA,
     /// a compressed qcow2.
     pub stream_bytes: Option<u64>,

@@ -8,21 +8,24 @@ use crate::{
 };
 use std::path::Path;
 
-/// Copies the first `first_bytes` of the source.
+/// Copies the first `first_bytes` of the source. `is_leftover`: the destination may hold a part of
+/// them already.
 pub(super) fn copy(
     (source, source_path): (&Opened, &Path),
     (dest, dest_path): (&Opened, &Path),
     first_bytes: u64,
     options: &ConvertOptions,
+    is_leftover: bool,
     progress: &mut Progress<'_>,
 ) -> Result<ConvertOutcome> {
     let size_bytes = source.device().geometry().size_bytes;
     let copied_size_bytes = size_bytes.min(first_bytes);
     let dest_bytes = dest.device().geometry().size_bytes;
     let free_bytes = diskwright_store::free_bytes(dest_path);
-    let holds = if dest.disk().is_some() { Dest::Empty } else { Dest::OldData };
+    let holds = if dest.disk().is_some() && !is_leftover { Dest::Empty } else { Dest::OldData };
     let job = Job::new(source, (dest, holds), options.source.engine, !options.no_reflink, options.skip_damaged)
-        .of_first(first_bytes);
+        .of_first(first_bytes)
+        .onto_leftover(is_leftover);
     match job.run(progress) {
         Outcome::Done => {}
         Outcome::Stopped => return Err(DiskError::Stopped),
@@ -49,6 +52,7 @@ pub(super) fn copy(
         copied_bytes: job.copied_bytes.into_inner(),
         cloned_bytes: job.cloned_bytes.into_inner(),
         zero_bytes: job.zero_bytes.into_inner(),
+        held_bytes: job.held_bytes.into_inner(),
         stream_bytes: None,
         verified_bytes: 0,
         warnings: source.warnings().to_vec(),
