@@ -25,6 +25,7 @@ use rustix::{
     io::Errno,
 };
 use std::{
+    ffi::OsStr,
     fmt, fs, io,
     ops::Deref,
     os::unix::fs::{FileTypeExt, MetadataExt},
@@ -139,6 +140,24 @@ fn scheme_of(path: &Path) -> Option<(&'static str, Files)> {
 }
 
 impl Files {
+    /// A name with a scheme without what follows the path: `?id=vms`, `#etag=...`. `None` if nothing
+    /// does.
+    pub fn without_options(path: &Path) -> Option<&Path> {
+        let text = path.to_str().filter(|_| Self::has_scheme(path))?;
+        Some(Path::new(&text[..text.find(['?', '#'])?]))
+    }
+
+    /// The path of a file with this name in the folder of another one. Options in the name of that
+    /// one (`?id=vms`) stay.
+    pub fn beside(path: &Path, name: &OsStr) -> PathBuf {
+        let Some(plain) = Self::without_options(path) else { return path.with_file_name(name) };
+        let options = &path.as_os_str().as_encoded_bytes()[plain.as_os_str().len()..];
+        let mut beside = plain.with_file_name(name).into_os_string();
+        // Valid UTF-8, as the whole name is.
+        beside.push(String::from_utf8_lossy(options).as_ref());
+        beside.into()
+    }
+
     /// Makes names that begin with `scheme`, such as "space://", lead to `system`, in all default
     /// handles of the process. For programs, when they start. A scheme that is known stays as it
     /// is.
@@ -347,6 +366,17 @@ mod tests {
         let options =
             OpenOptions { writable: true, create_new: true, lock: LockMode::Exclusive, ..OpenOptions::default() };
         files.open(path, &options).unwrap()
+    }
+
+    #[test]
+    fn the_options_of_a_name_are_no_part_of_its_path() {
+        Files::add_scheme("with-options://", Files::default());
+        let path = Path::new("with-options://pool/a.vhdx?conf=/etc/ceph.conf&id=b");
+        assert_eq!(Files::without_options(path), Some(Path::new("with-options://pool/a.vhdx")));
+        let beside = Files::beside(path, OsStr::new("b.vhdx"));
+        assert_eq!(beside, Path::new("with-options://pool/b.vhdx?conf=/etc/ceph.conf&id=b"));
+        assert_eq!(Files::beside(Path::new("/a?b/c"), OsStr::new("d")), Path::new("/a?b/d"));
+        assert_eq!(Files::without_options(Path::new("with-options://pool/a.vhdx")), None);
     }
 
     #[test]

@@ -99,7 +99,10 @@ fn images_inside(shop: &Workshop, cluster: &Cluster) {
     let name = format!("'rbd://rbd/tenant/disk?conf={}&id=admin'", cluster.conf().display());
     shop.ok(&format!("create {name} --format raw --size 16M"));
     shop.ok(&format!("io {name} -c 'write -P 2 0 64K' -c 'read -P 2 0 64K' -c flush"));
-    assert_eq!(cluster.says(&["ls", "rbd/tenant"]).trim(), "disk");
+    let other = name.replace("disk?", "copy.vhdx?");
+    shop.ok(&format!("convert {name} {other} --verify"));
+    shop.ok(&format!("io {other} -c 'read -P 2 0 64K' -c 'write -P 3 0 64K' -c flush"));
+    assert_eq!(cluster.says(&["ls", "rbd/tenant"]).trim(), "copy.vhdx\ndisk");
     let listed = cluster.says(&["ls", "rbd"]);
     assert!(listed.contains("child.vhdx") && listed.contains("disk.vhdx"), "{listed}");
 }

@@ -46,10 +46,11 @@ impl<'a> PartialFile<'a> {
 
     /// The same with another temporary name: `prefix`, the name of `dest`, `suffix`.
     pub(crate) fn named(files: &'a Files, dest: &Path, work: &'static str, prefix: &str, suffix: &str) -> Self {
-        let name = temporary_name(dest.file_name().unwrap_or_default(), prefix, suffix);
+        let plain = Files::without_options(dest).unwrap_or(dest);
+        let name = temporary_name(plain.file_name().unwrap_or_default(), prefix, suffix);
         Self {
             files,
-            path: dest.with_file_name(name),
+            path: Files::beside(dest, &name),
             dest: dest.to_owned(),
             work,
             made: Cell::new(None),

@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(cut(0..100), ranges);
         assert_eq!(cut(2..9), [2..4, 8..9]);
         assert_eq!(cut(4..8), []);
-        assert_eq!(cut(25..26), [25..26]);
+        assert_eq!((cut(25..26).len(), cut(25..26)[0].clone()), (1, 25..26));
         assert_eq!(cut(30..40), []);
     }
 }

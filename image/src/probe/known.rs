@@ -11,6 +11,7 @@
 //! LUKS at the start of a file is the content of a raw disk, not a format.
 
 use crate::Format;
+use diskwright_store::Files;
 use std::path::Path;
 
 /// Bytes at the start of a file that are searched for signatures.
@@ -124,8 +125,11 @@ pub(crate) static KNOWN: &[Known] = &[
 /// The format that the extension of a path indicates, in any case of letters. `None` for `.img`,
 /// `.bin`, an unknown extension or none.
 pub fn by_extension(path: &Path) -> Option<&'static Known> {
-    let extension = path.extension()?.to_str()?.to_ascii_lowercase();
-    KNOWN.iter().find(|known| known.extensions.contains(&extension.as_str()))
+    let known = |path: &Path| {
+        let extension = path.extension()?.to_str()?.to_ascii_lowercase();
+        KNOWN.iter().find(|known| known.extensions.contains(&extension.as_str()))
+    };
+    known(path).or_else(|| known(Files::without_options(path)?))
 }
 
 /// The formats whose signatures are in a file. `front` and `back` are its first and last bytes, as
