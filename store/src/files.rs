@@ -140,8 +140,8 @@ fn scheme_of(path: &Path) -> Option<(&'static str, Files)> {
 }
 
 impl Files {
-    /// A name with a scheme without the options behind its path: `?id=vms`, `#etag=...`. `None` if it
-    /// has none.
+    /// A name with a scheme, without the options behind its path: `?id=vms`, `#etag=...`. `None` if
+    /// it has none.
     pub fn without_options(path: &Path) -> Option<&Path> {
         let text = path.to_str().filter(|_| Self::has_scheme(path))?;
         Some(Path::new(&text[..text.find(['?', '#'])?]))
