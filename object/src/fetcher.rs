@@ -4,12 +4,14 @@
 //!   want ─▶ wanted ─▶ pick: first what is waited for, then what is read ahead
 //!                       └▶ in the cache by now? ─ yes ─▶ waiters
 //!                          another process fetches it? ─▶ look again
-//!                          else GET, again after a pause ─▶ waiters ─▶ the cache
+//!                          else GET, again after a pause ─▶ waiters
+//!                                                            └▶ keep ─▶ the cache
 //! ```
 //!
 //! A run of blocks that follow each other is fetched by one GET when more is wanted than may be
 //! under way, and the blocks of a pushed disk's chunk always are. At most [`UNDER_WAY`] blocks are,
-//! and [`ALL_UNDER_WAY`] of all objects of the process.
+//! and [`ALL_UNDER_WAY`] of all objects of the process. Blocks that have come are kept while others
+//! are fetched. At most [`KEPT_AT_ONCE`] are; then fetches wait.
 //!
 //! Locks: `state`, and `buffers`, never one within the other. `state` is held for look-ups in
 //! tables and for copies to waiters, never while anything is waited for. The engine's threads take
@@ -30,7 +32,7 @@ use diskwright_store::Loan;
 use std::{
     collections::{BTreeMap, VecDeque},
     io,
-    ops::Range,
+    ops::{Deref, Range},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
@@ -50,6 +52,10 @@ use tokio::{
 const UNDER_WAY: usize = 16;
 /// Blocks of all objects of the process.
 const ALL_UNDER_WAY: usize = 64;
+/// Blocks of one object that have come and are being kept.
+const KEPT_AT_ONCE: usize = 16;
+/// Buffers that are kept for later GETs.
+const BUFFERS: usize = 8;
 /// Blocks of one GET.
 const RUN_MAX: u64 = 4;
 /// Blocks that could not be kept in the cache and stay in memory.
@@ -141,7 +147,7 @@ struct Wanted {
     waiters: Vec<Arc<Waiter>>,
     is_under_way: bool,
     /// It has come, and is being kept.
-    bytes: Option<Arc<Vec<u8>>>,
+    bytes: Option<Piece>,
 }
 
 #[derive(Debug, Default)]
@@ -152,10 +158,34 @@ struct State {
     /// Blocks that are read ahead.
     ahead: VecDeque<u64>,
     under_way: usize,
-    recent: VecDeque<(u64, Arc<Vec<u8>>)>,
+    recent: VecDeque<(u64, Piece)>,
     streams: Streams,
     /// Blocks that have come since the cache was told which ones were used.
     fetched: u64,
+}
+
+/// A block that has come: a part of what one GET has brought.
+#[derive(Debug, Clone)]
+struct Piece {
+    run: Arc<Vec<u8>>,
+    range: Range<usize>,
+}
+
+impl Deref for Piece {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.run.get(self.range.clone()).unwrap_or_default()
+    }
+}
+
+impl Piece {
+    /// The blocks of a run.
+    fn of(run: Vec<u8>) -> Vec<Self> {
+        let run = Arc::new(run);
+        let piece = |start| Self { run: Arc::clone(&run), range: start..run.len().min(start + BLOCK_BYTES as usize) };
+        (0..run.len()).step_by(BLOCK_BYTES as usize).map(piece).collect()
+    }
 }
 
 /// Fetches the blocks of one object; see the module documentation.
@@ -168,6 +198,8 @@ pub(crate) struct Fetcher {
     state: Mutex<State>,
     /// Buffers of blocks that are free.
     buffers: Mutex<Vec<Vec<u8>>>,
+    /// Room for blocks that are being kept.
+    keeping: Arc<Semaphore>,
     /// It was said that blocks cannot be kept.
     has_warned: AtomicBool,
     wake: Arc<Notify>,
@@ -185,6 +217,7 @@ impl Fetcher {
             kept,
             state,
             buffers,
+            keeping: Arc::new(Semaphore::new(KEPT_AT_ONCE)),
             has_warned: AtomicBool::new(false),
             wake: Arc::clone(&wake),
         });
@@ -212,7 +245,7 @@ impl Fetcher {
                 let ahead = state.streams.missed(block);
                 self.want_ahead(&mut state, block + 1..block + 1 + ahead);
             }
-            let recent = state.recent.iter().find(|(known, _)| *known == block).map(|(_, bytes)| Arc::clone(bytes));
+            let recent = state.recent.iter().find(|(known, _)| *known == block).map(|(_, bytes)| bytes.clone());
             let come = recent.or_else(|| state.wanted.get(&block).and_then(|wanted| wanted.bytes.clone()));
             if let Some(bytes) = come {
                 waiter.take(block, Ok(&bytes));
@@ -293,11 +326,11 @@ impl Fetcher {
     }
 
     /// A block has come: those who wait get it.
-    fn came(&self, block: u64, bytes: &Arc<Vec<u8>>) -> bool {
+    fn came(&self, block: u64, bytes: &Piece) -> bool {
         let mut state = self.state();
         state.fetched += 1;
         let Some(wanted) = state.wanted.get_mut(&block) else { return false };
-        wanted.bytes = Some(Arc::clone(bytes));
+        wanted.bytes = Some(bytes.clone());
         let waiters = std::mem::take(&mut wanted.waiters);
         drop(state);
         waiters.iter().for_each(|waiter| waiter.take(block, Ok(bytes)));
@@ -305,7 +338,7 @@ impl Fetcher {
     }
 
     /// A block is known, or stays in memory: it is wanted no more.
-    fn settled(&self, block: u64, in_memory: Option<Arc<Vec<u8>>>) {
+    fn settled(&self, block: u64, in_memory: Option<Piece>) {
         let mut state = self.state();
         state.wanted.remove(&block);
         if let Some(bytes) = in_memory {
@@ -325,14 +358,16 @@ impl Fetcher {
 
     /// Fetches a run.
     async fn fetch(self: Arc<Self>, run: Range<u64>) {
-        let permits = ALL.acquire_many((run.end - run.start) as u32).await;
-        let mut rest = run.clone();
+        let mut permits = ALL.acquire_many((run.end - run.start) as u32).await.ok();
+        let mut rest = run;
         while !rest.is_empty() {
-            rest = self.fetch_some(rest).await;
+            let next = self.fetch_some(rest.clone()).await;
+            let done = (next.start - rest.start) as usize;
+            drop(permits.as_mut().and_then(|permits| permits.split(done)));
+            self.state().under_way -= done;
+            self.wake.notify_one();
+            rest = next;
         }
-        drop(permits);
-        self.state().under_way -= (run.end - run.start) as usize;
-        self.wake.notify_one();
     }
 
     /// Brings the first blocks of a run. Returns the rest.
@@ -346,8 +381,7 @@ impl Fetcher {
                         if locked > run.start {
                             break;
                         }
-                        let bytes = Arc::new(bytes);
-                        let was_waited_for = self.came(locked, &bytes);
+                        let was_waited_for = Piece::of(bytes).first().is_some_and(|bytes| self.came(locked, bytes));
                         self.blocks.set(locked, sums, !was_waited_for);
                         self.settled(locked, None);
                         return locked + 1..run.end;
@@ -363,23 +397,28 @@ impl Fetcher {
         }
         let end = if self.kept.is_some() { locked.max(run.start + 1) } else { run.end };
         let result = self.get(run.start..end).await;
-        match result {
-            Ok(bytes) => {
-                // Nobody waits until a block is kept.
-                let pieces = self.pieces(bytes, (end - run.start) as usize).into_iter();
-                let come: Vec<_> = (run.start..end)
-                    .zip(pieces)
-                    .map(|(block, bytes)| (block, self.came(block, &bytes), bytes))
-                    .collect();
-                for (block, was_waited_for, bytes) in come {
-                    self.keep(block, was_waited_for, bytes).await;
-                }
+        let come: Vec<_> = match result {
+            Ok(bytes) => (run.start..end)
+                .zip(Piece::of(bytes))
+                .map(|(block, bytes)| (block, self.came(block, &bytes), bytes))
+                .collect(),
+            Err(error) => {
+                (run.start..end).for_each(|block| self.failed(block, &error));
+                Vec::new()
             }
-            Err(error) => (run.start..end).for_each(|block| self.failed(block, &error)),
-        }
-        if let Some((_, entry)) = &self.kept {
-            (run.start..locked).for_each(|block| entry.unlock(block));
-        }
+        };
+        // Nobody waits until a block is kept, and others are fetched meanwhile.
+        let room = Arc::clone(&self.keeping).acquire_many_owned(come.len() as u32).await;
+        let this = Arc::clone(self);
+        tokio::spawn(async move {
+            for (block, was_waited_for, bytes) in come {
+                this.keep(block, was_waited_for, bytes).await;
+            }
+            if let Some((_, entry)) = &this.kept {
+                (run.start..locked).for_each(|block| entry.unlock(block));
+            }
+            drop(room);
+        });
         end..run.end
     }
 
@@ -416,10 +455,10 @@ impl Fetcher {
     }
 
     /// Gives a buffer back, if nobody else has it.
-    fn give_back(&self, bytes: Arc<Vec<u8>>) {
+    fn give_back(&self, bytes: Piece) {
         let mut buffers = self.buffers();
-        if buffers.len() < UNDER_WAY {
-            buffers.extend(Arc::try_unwrap(bytes).ok());
+        if buffers.len() < BUFFERS {
+            buffers.extend(Arc::try_unwrap(bytes.run).ok());
         }
     }
 
@@ -427,23 +466,9 @@ impl Fetcher {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The blocks of a run.
-    fn pieces(&self, bytes: Vec<u8>, count: usize) -> Vec<Arc<Vec<u8>>> {
-        if count == 1 {
-            return vec![Arc::new(bytes)];
-        }
-        let piece = |piece: &[u8]| {
-            let mut buffer = self.buffer();
-            buffer.clear();
-            buffer.extend_from_slice(piece);
-            Arc::new(buffer)
-        };
-        bytes.chunks(BLOCK_BYTES as usize).map(piece).collect()
-    }
-
     /// Keeps a block that has come.
-    async fn keep(self: &Arc<Self>, block: u64, was_waited_for: bool, bytes: Arc<Vec<u8>>) {
-        let (this, kept_bytes) = (Arc::clone(self), Arc::clone(&bytes));
+    async fn keep(self: &Arc<Self>, block: u64, was_waited_for: bool, bytes: Piece) {
+        let (this, kept_bytes) = (Arc::clone(self), bytes.clone());
         let keep = move || {
             let (cache, entry) = this.kept.as_ref()?;
             let sums = sums_of(&kept_bytes);

@@ -161,7 +161,17 @@ impl Store for RbdStore {
         if number(&snapshot).zip(open).is_none_or(|(other, open)| other >= open) {
             return Ok(None);
         }
-        self.image.changed_in(range, &snapshot).map(Some)
+        // What lies behind the end of this one is not in its records.
+        let end_bytes = self.image.size_bytes()?.clamp(range.offset_bytes, range.offset_bytes + range.len_bytes);
+        let within = FileRange { len_bytes: end_bytes - range.offset_bytes, ..range };
+        let mut changed = match within.len_bytes {
+            0 => Vec::new(),
+            _ => self.image.changed_in(within, &snapshot)?,
+        };
+        if within.len_bytes < range.len_bytes {
+            changed.push(FileRange { offset_bytes: end_bytes, len_bytes: range.len_bytes - within.len_bytes });
+        }
+        Ok(Some(changed))
     }
 
     fn identity(&self) -> Option<(u64, u64)> {

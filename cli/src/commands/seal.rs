@@ -110,6 +110,9 @@ pub fn run(context: &mut Context, args: &SealArgs) -> Outcome {
     let failed = |source: io::Error| Failure::doing(format!("{}: cannot read it", args.file.display()), source);
     let image =
         Files::default().open(&args.file, &OpenOptions::default()).map_err(|error| Failure::new(error.to_string()))?;
+    if image.contents_id().is_some() {
+        return Err(Failure::usage(format!("{}: a pushed disk has digests, and needs no seal", args.file.display())));
+    }
     let mut display = context.progress(if args.check { "comparing" } else { "sealing" });
     let made = Seal::of(&*image, &mut |done, total| display.update(done, total));
     let elapsed = display.elapsed();

@@ -1,11 +1,15 @@
-//! A warm cache against the same bytes in a local file.
+//! A warm cache against the same bytes in a local file, and against that file with the checksums that
+//! the cache compares.
 
 use super::{
     failed, gateway,
     gateway::{MIB, NAME},
     open,
 };
-use crate::populated::{FIGURES, Subject, compare};
+use crate::{
+    populated::{FIGURES, Subject, compare},
+    same_blocks::{Run, device_at},
+};
 use diskwright_lab::{
     LabError, Result,
     acceptance::{Context, RowOutcome},
@@ -33,15 +37,21 @@ pub(crate) fn warm(context: &Context<'_>, progress: &mut dyn Progress) -> Result
     let wrong = || LabError::file("open", &gateway.file);
     let local = FileStore::open(&gateway.file, &options).map_err(io::Error::other).map_err(wrong())?;
     let local: Arc<dyn Store> = Arc::new(local);
-    let local: Arc<dyn BlockDevice> = Arc::new(RawDevice::new(local, false, 512).map_err(wrong())?);
+    let local = Arc::new(RawDevice::new(local, false, 512).map_err(wrong())?);
+    let all = Run { offset_bytes: 0, len_bytes: size_bytes, file_offset_bytes: 0 };
+    let summed = device_at(&local, all, 4096);
+    let peers: [(&str, Arc<dyn BlockDevice>); 2] =
+        [("warm cache", local), ("warm cache, the same checksums computed of the file", summed)];
     let mut found = RowOutcome::default();
     let workload = Workload::new(Pattern::Random, Direction::Read, 4096, QUEUE_DEPTH);
-    let subjects = [
-        Subject::of(open_target("local file", "raw file", local, CacheMode::Direct)),
-        Subject::of(open_target("warm cache", "object", device, CacheMode::Direct)),
-    ];
-    for disk in compare(context, &subjects, &workload, &FIGURES[..1], (0, 1), progress, &mut |_| Ok(()))? {
-        found.checks.push(disk.check(&workload.name, FIGURES[0]));
+    for (place, (name, peer)) in peers.into_iter().enumerate() {
+        let subjects = [
+            Subject::of(open_target("local file", "raw file", peer, CacheMode::Direct)),
+            Subject::of(open_target(name, "object", Arc::clone(&device), CacheMode::Direct)),
+        ];
+        for disk in compare(context, &subjects, &workload, &FIGURES[..1], (place, 2), progress, &mut |_| Ok(()))? {
+            found.checks.push(disk.check(&workload.name, FIGURES[0]));
+        }
     }
     let more = gateway.take_asked().iter().filter(|range| range.end - range.start > 1).count() as u64;
     if more > size_bytes / MIB {
