@@ -1,5 +1,5 @@
-//! A warm cache against the same bytes in a local file, and against that file with the checksums that
-//! the cache compares.
+//! A warm cache against the same bytes in a local file, and against that file with the checksums
+//! that the cache compares.
 
 use super::{
     failed, gateway,
