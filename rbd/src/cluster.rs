@@ -103,8 +103,15 @@ impl Cluster {
         let user = uri.connection.user.clone().or_else(|| user_of_arguments(&arguments));
         let user = c_string(&format!("client.{}", user.as_deref().unwrap_or("admin")));
         let mut handle: Handle = ptr::null_mut();
+        // The library makes standard error non-blocking if it is a pipe. Standard output is often
+        // the same pipe, and what is printed would be lost whenever its reader is slow.
+        let flags = rustix::fs::fcntl_getfl(io::stderr());
         // SAFETY: the strings end with NUL, and `handle` is written before the call returns 0.
         let made = unsafe { (functions.rados_create2)(&mut handle, c"ceph".as_ptr(), user.as_ptr(), 0) };
+        if let Ok(flags) = flags {
+            // An error leaves it as the library has made it.
+            let _ = rustix::fs::fcntl_setfl(io::stderr(), flags);
+        }
         failed("make a client of the cluster", made)?;
         // From here on the handle is given back, whatever happens.
         let mut cluster = Self { functions, handle, fsid: String::new() };

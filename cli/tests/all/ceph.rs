@@ -35,6 +35,7 @@ fn images_of_a_cluster() {
     raw_disks(&shop, &cluster);
     images_inside(&shop, &cluster);
     snapshots(&shop, &cluster);
+    standard_error_stays_blocking(&shop);
     locks(&shop, &cluster);
     wrong_names(&shop);
     a_bucket(&mut shop, &mut cluster);
@@ -146,6 +147,24 @@ fn snapshots(shop: &Workshop, cluster: &Cluster) {
     let identity = || RbdFiles.facts(Path::new(&name)).unwrap().identity;
     let first = identity();
     assert!((0..50).all(|_| identity() == first), "the identity of an image changes");
+}
+
+/// Ceph's library makes a pipe at standard error non-blocking. It is given back as it was.
+fn standard_error_stays_blocking(shop: &Workshop) {
+    let mut shell = shop.command(&[]);
+    let program = shell.get_program().to_owned();
+    let variables: Vec<_> = shell.get_envs().map(|(name, value)| (name.to_owned(), value.map(Into::into))).collect();
+    shell = Command::new("sh");
+    for (name, value) in variables {
+        let value: Option<std::ffi::OsString> = value;
+        value.map(|value| shell.env(name, value));
+    }
+    shell.args(["-c", "\"$0\" info rbd://rbd/raw > info.txt; grep flags: /proc/$$/fdinfo/2"]).arg(program);
+    let ended = shell.current_dir(shop.path("")).stderr(Stdio::piped()).output().unwrap();
+    let said = String::from_utf8(ended.stdout).unwrap();
+    let flags = u32::from_str_radix(said.trim_start_matches("flags:").trim(), 8).unwrap();
+    assert_eq!(flags & 0o4000, 0, "standard error is non-blocking: {said}");
+    assert!(std::fs::read_to_string(shop.path("info.txt")).unwrap().contains("256 MiB"));
 }
 
 /// The exclusive lock: two writers, a reader beside a writer, and a lock that is taken away.
