@@ -106,7 +106,7 @@ commands! {
     Pull(commands::pull::PullArgs),
     /// Delete what no pushed disk needs any more; remove pushed disks.
     Prune(commands::prune::PruneArgs),
-    /// Write the digests of an image beside it, so that it is proved wherever it is read from.
+    /// Write the digests of an image, which are compared when children read it from a server.
     Seal(commands::seal::SealArgs),
     /// Copy what can still be read of a damaged image into a new one.
     Rescue(commands::rescue::RescueArgs),

@@ -60,7 +60,7 @@ pub use cache::{Cache, CachedObject};
 pub use error::{ObjectError, Result};
 pub use files::{ObjectFiles, SCHEMES};
 pub use origin::{Donor, Donors};
-pub use seal::{SEAL_ENDING, SEALED_BYTES_MAX, Seal};
+pub use seal::{SEAL_BYTES_MAX, SEAL_ENDING, SEALED_BYTES_MAX, Seal};
 pub use settings::{AwsVariables, Settings};
 pub use store::ObjectStore;
 pub use uri::ObjectUri;

@@ -31,7 +31,7 @@ pub const SEAL_ENDING: &str = ".seal";
 /// The largest image that is sealed: its seal has 64 MiB.
 pub const SEALED_BYTES_MAX: u64 = 2 << 40;
 /// The largest seal.
-pub(crate) const SEAL_BYTES_MAX: u64 = HEAD_BYTES as u64 + SEALED_BYTES_MAX / BLOCK_BYTES * 32;
+pub const SEAL_BYTES_MAX: u64 = HEAD_BYTES as u64 + SEALED_BYTES_MAX / BLOCK_BYTES * 32;
 
 const MAGIC: &[u8; 8] = b"DWSEAL\0\x01";
 /// Magic, size in bytes (64 bits), size of a block (32 bits), 32 bits of zeros.

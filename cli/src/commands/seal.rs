@@ -10,7 +10,7 @@ use crate::{
 };
 use clap::Args;
 use diskwright_object::{
-    BLOCK_BYTES, SEAL_ENDING, Seal,
+    BLOCK_BYTES, SEAL_BYTES_MAX, SEAL_ENDING, Seal,
     repository::{hex, unhex},
 };
 use diskwright_store::{Files, OpenOptions};
@@ -19,7 +19,7 @@ use serde::Serialize;
 use std::{
     ffi::OsString,
     fs,
-    io::{self, Write},
+    io::{self, Read, Write},
     path::{Path, PathBuf},
 };
 
@@ -146,8 +146,11 @@ pub fn run(context: &mut Context, args: &SealArgs) -> Outcome {
 }
 
 fn read(path: &Path, root: Option<&str>) -> Outcome<Seal> {
-    let bytes =
-        fs::read(path).map_err(|source| Failure::doing(format!("{}: cannot read it", path.display()), source))?;
+    let mut bytes = Vec::new();
+    // Anything may be there; a longer file is no seal.
+    fs::File::open(path)
+        .and_then(|file| file.take(SEAL_BYTES_MAX + 1).read_to_end(&mut bytes))
+        .map_err(|source| Failure::doing(format!("{}: cannot read it", path.display()), source))?;
     let seal = Seal::of_bytes(&bytes).map_err(|what| Failure::new(format!("{}: {what}", path.display())))?;
     let found = hex(&seal.root());
     match root.filter(|root| *root != found) {
@@ -170,7 +173,8 @@ fn write(path: &Path, bytes: &[u8]) -> Outcome<()> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(there_already(path)),
         made => made.map_err(failed)?,
     };
-    let written = file.write_all(bytes).and_then(|()| file.sync_all());
+    let synced = || Files::default().sync_directory_of(path);
+    let written = file.write_all(bytes).and_then(|()| file.sync_all()).and_then(|()| synced());
     written.map_err(|source| {
         let _ = fs::remove_file(path);
         failed(source)

@@ -2,7 +2,7 @@
 //! place, as a user types them. Other programs read what was made.
 
 use crate::{
-    common::{Workshop, flat},
+    common::{Running, Workshop, flat},
     resize::{KINDS, have, partitioned, tool, verify_ext4, verify_size, verify_table},
 };
 use nix::{
@@ -248,6 +248,23 @@ fn an_interrupted_conversion_is_resumed() {
         assert_eq!((written, held), (32 * MIB, 0), "{dest}");
         shop.ok(&format!("compare {dest} source.vhdx"));
     }
+    // Of every format, and an export.
+    for extension in ["vhd", "vhdx", "qcow2", "vmdk", "vdi"] {
+        shop.ok(&format!("convert source.vhdx first.{extension}"));
+        fs::rename(shop.path(&format!("first.{extension}")), shop.path(&format!("again.{extension}.partial"))).unwrap();
+        let done = copied(&shop, &format!("convert source.vhdx again.{extension} --resume --verify"));
+        assert_eq!(done, (0, 32 * MIB), "{extension}");
+    }
+    shop.ok("create export.raw --size 256M");
+    let mut server = shop.command(&["serve", "export.raw", "--nbd", "./export.sock"]);
+    let _server = Running::start(server.stdout(Stdio::null()).stderr(Stdio::null()));
+    let begun = Instant::now();
+    while !shop.path("export.sock").exists() {
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        thread::sleep(Duration::from_millis(20));
+    }
+    let line = "convert source.vhdx 'nbd+unix:///?socket=./export.sock' --resume --verify";
+    assert_eq!([copied(&shop, line), copied(&shop, line)], [(32 * MIB, 0), (0, 32 * MIB)]);
     // Without the option nothing is kept, and with it nothing is kept of a copy in one pass.
     fs::write(shop.path("d.raw.partial"), &left).unwrap();
     assert_eq!(copied(&shop, "convert source.vhdx d.raw"), (32 * MIB, 0));
