@@ -28,6 +28,7 @@
 
 use crate::switches;
 use diskwright_disk::DiskError;
+use diskwright_fleet::FleetError;
 use diskwright_image::ImageError;
 use diskwright_lab::LabError;
 use diskwright_load::LoadError;
@@ -202,6 +203,15 @@ impl From<ImageError> for Failure {
 impl From<LoadError> for Failure {
     fn from(error: LoadError) -> Self {
         Self::new(error.to_string())
+    }
+}
+
+impl From<FleetError> for Failure {
+    fn from(error: FleetError) -> Self {
+        match error {
+            FleetError::Stopped => Self::Stopped,
+            error => Self::new(error.to_string()),
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 //! keeps what it has measured.
 
 use crate::{describe::printable, progress::Pace, signals::Patience, style::DEFAULT_COLUMNS};
+use diskwright_fleet::controller::{AgentLook, FleetLook, FleetWatch};
 use diskwright_load::{
     run::{Snapshot, Stage, Watch},
     steady::{RANGE_MAX, ROUNDS, SLOPE_MAX},
@@ -93,6 +94,87 @@ impl Drop for LiveDisplay {
             let _ = write!(io::stderr(), "\r\x1b[K");
         }
     }
+}
+
+/// Shows a fleet: on a terminal the sum and a line for each agent, elsewhere the sum. Dropped, it
+/// wipes its lines.
+#[derive(Debug)]
+pub struct FleetDisplay {
+    sum: LiveDisplay,
+    /// Lines below the sum that are drawn.
+    drawn: Mutex<usize>,
+}
+
+/// Lines of agents at most. Of more agents the slowest ones are shown.
+const AGENT_LINES_MAX: usize = 32;
+
+impl FleetDisplay {
+    /// A display on standard error.
+    pub fn new(quiet: bool, patience: Patience) -> Self {
+        Self { sum: LiveDisplay::new(quiet, patience), drawn: Mutex::new(0) }
+    }
+}
+
+impl FleetWatch for FleetDisplay {
+    fn update(&self, look: &FleetLook<'_>) -> bool {
+        let mut drawn = self.drawn.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_line = self.sum.show == Show::Line;
+        if is_line && *drawn > 0 {
+            let _ = write!(io::stderr(), "\r\x1b[{}A", *drawn);
+        }
+        let goes_on = self.sum.update(&look.sum);
+        if is_line {
+            let size = rustix::termios::tcgetwinsize(io::stderr().as_fd()).ok();
+            let columns = size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0);
+            let rows = size.map_or(24, |size| usize::from(size.ws_row));
+            let lines = agent_lines(look, rows.saturating_sub(2).min(AGENT_LINES_MAX));
+            let mut text = String::new();
+            for line in &lines {
+                let line: String = line.chars().take(columns.unwrap_or(DEFAULT_COLUMNS) - 1).collect();
+                text.push_str(&format!("\r\n\x1b[K{line}"));
+            }
+            *drawn = lines.len();
+            let _ = io::stderr().write_all(text.as_bytes());
+        }
+        goes_on
+    }
+}
+
+impl Drop for FleetDisplay {
+    fn drop(&mut self) {
+        let drawn = *self.drawn.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if drawn > 0 {
+            // The sum is wiped by its own display.
+            let _ = write!(io::stderr(), "\r\x1b[{drawn}A\x1b[J");
+        }
+    }
+}
+
+/// A line for each agent; if there is no room for all, for the slowest ones.
+fn agent_lines(look: &FleetLook<'_>, most: usize) -> Vec<String> {
+    let iops = |agent: &AgentLook| agent.snapshot.map_or(0.0, |snapshot| snapshot.as_snapshot("").iops);
+    let mut agents: Vec<&AgentLook> = look.agents.iter().collect();
+    let left_out = agents.len().saturating_sub(most);
+    if left_out > 0 {
+        agents.sort_by(|one, other| iops(one).total_cmp(&iops(other)));
+        agents.truncate(most.saturating_sub(1));
+    }
+    let width = agents.iter().map(|agent| agent.name.chars().count()).max().unwrap_or(0);
+    let mut lines: Vec<String> = agents
+        .iter()
+        .map(|agent| {
+            let state = match (&agent.lost, &agent.snapshot) {
+                (Some(why), _) => format!("LOST: {why}"),
+                (None, Some(snapshot)) => figures(&snapshot.as_snapshot("")),
+                (None, None) => "waits for the start".into(),
+            };
+            format!("  {:<width$}  {}", printable(&agent.name), printable(&state))
+        })
+        .collect();
+    if left_out > 0 {
+        lines.push(format!("  {} faster agents are not shown", look.agents.len() - agents.len()));
+    }
+    lines
 }
 
 /// Phase, stage, time left, rates, latencies, CPU, and the state of the steady-state test.

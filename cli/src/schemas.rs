@@ -106,6 +106,7 @@ fn all() -> Vec<Named> {
         of::<info::ova::Report>(),
         of::<info::rules::Report>(),
         of::<io::Report>(),
+        of::<lab::agent::Report>(),
         of::<lab::profiles::Listing>(),
         of::<lab::profiles::OneProfile>(),
         of::<lab::report::Written<'_>>(),

@@ -30,7 +30,7 @@ use crate::{
     },
     sweep::{SWEEP_SCHEMA, SweepRecord},
 };
-use diskwright_load::record::{Head, LatencyRecord, RUN_SCHEMA, Run};
+use diskwright_load::record::{self, Head, RUN_SCHEMA, Run};
 use diskwright_outline::Chapter;
 use serde::{
     Deserialize, Serialize,
@@ -167,7 +167,7 @@ impl Kind for Run {
     }
 
     fn check(&self) -> Result<(), String> {
-        check_run(self)
+        record::check_run(self)
     }
 }
 
@@ -389,64 +389,6 @@ fn check_comparison(record: &ComparisonRecord) -> Result<(), String> {
         Some(comparison) => Err(format!("a comparison refers to side {}, which does not exist", comparison.side)),
         None => Ok(()),
     }
-}
-
-/// Checks the numbers that later code sums or uses as indices.
-pub(crate) fn check_run(run: &Run) -> Result<(), String> {
-    // Sums of any real run stay far below 2^62.
-    let mut sum = 0_u64;
-    let mut add = |value: u64| {
-        sum = sum.checked_add(value).filter(|sum| *sum < 1 << 62)?;
-        Some(())
-    };
-    for phase in &run.phases {
-        let place = |what: &str| format!("phase \"{}\": {what}", phase.name);
-        if phase.threads.iter().any(|thread| thread.target as usize >= run.targets.len()) {
-            return Err(place("a thread refers to a target that does not exist"));
-        }
-        for thread in &phase.threads {
-            for direction in [&thread.reads, &thread.writes, &thread.flushes] {
-                let counts = [direction.ios, direction.bytes, direction.errors];
-                counts.into_iter().try_for_each(&mut add).ok_or_else(|| place("the sum of its counts is too large"))?;
-                for latencies in std::iter::once(&direction.service).chain(&direction.response) {
-                    check_latencies(latencies).map_err(&place)?;
-                    add(latencies.count).ok_or_else(|| place("the sum of its counts is too large"))?;
-                }
-            }
-        }
-        let cores =
-            phase.cpu.cores.iter().flat_map(|core| {
-                [core.user_ns, core.system_ns, core.irq_ns, core.iowait_ns, core.idle_ns, core.stolen_ns]
-            });
-        let process = [phase.cpu.process_user_ns, phase.cpu.process_system_ns, phase.window_ns, phase.window_start_ns];
-        cores.chain(process).try_for_each(&mut add).ok_or_else(|| place("the sum of its times is too large"))?;
-        for point in &phase.series {
-            let counts = [point.start_ns, point.read_ios, point.write_ios, point.read_bytes, point.write_bytes];
-            let mut total = 0_u64;
-            let fits = counts.into_iter().all(|count| {
-                total = total.saturating_add(count);
-                total < 1 << 62
-            });
-            if !fits {
-                return Err(place("the values of its time series are too large"));
-            }
-        }
-    }
-    Ok(())
-}
-
-fn check_latencies(latencies: &LatencyRecord) -> Result<(), &'static str> {
-    let mut sum = 0_u64;
-    for (_, count) in &latencies.buckets {
-        sum = sum.checked_add(*count).ok_or("the sum of a histogram's counts is too large")?;
-    }
-    if !latencies.buckets.is_empty() && sum != latencies.count {
-        return Err("a histogram's counts differ from its number of requests");
-    }
-    if latencies.buckets.windows(2).any(|pair| pair[0].0 >= pair[1].0) {
-        return Err("a histogram's buckets are not in ascending order");
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use crate::document::ReadError;
 use diskwright_disk::DiskError;
+use diskwright_fleet::FleetError;
 use diskwright_load::{LoadError, error::verb};
 use diskwright_store::{OpenError, Operation};
 use std::{io, path::PathBuf};
@@ -122,6 +123,9 @@ pub enum LabError {
         /// Bytes that are free on the folder's file system.
         free_bytes: u64,
     },
+    /// Agents of a fleet cannot measure.
+    #[error(transparent)]
+    Fleet(FleetError),
     /// A saved result cannot be used.
     #[error(transparent)]
     Read(#[from] ReadError),
@@ -149,6 +153,15 @@ pub enum LabError {
     /// The user or a signal stopped the operation.
     #[error("stopped before the end; the scratch files are removed")]
     Stopped,
+}
+
+impl From<FleetError> for LabError {
+    fn from(error: FleetError) -> Self {
+        match error {
+            FleetError::Stopped => Self::Stopped,
+            error => Self::Fleet(error),
+        }
+    }
 }
 
 impl LabError {

@@ -19,6 +19,7 @@
 //! | `targets.rs`, `chain.rs`, `child.rs` | containers; chains; one operation in a fresh process |
 //! | `peer.rs`, `server.rs`, `traffic.rs` | other programs; servers; bytes moved by the kernel |
 //! | `guest/` | a virtual machine that measures the disks that it is given |
+//! | `fleet/` | the targets of an agent, and the plan of a controller of many |
 //! | `network.rs` | an emulated network between the load generator and servers |
 //! | `rounds.rs` | the loop of interleaved rounds: order, seeds, stop |
 //! | `cells.rs`, `ratio.rs` | measured figures; medians; ratios within rounds |
@@ -76,6 +77,7 @@ pub mod document;
 mod error;
 pub mod export;
 pub mod fill;
+pub mod fleet;
 pub mod guest;
 mod inspect;
 pub mod measure;

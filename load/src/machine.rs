@@ -192,6 +192,12 @@ fn takes_idle_pages_by(sys: &Path) -> bool {
             .any(|scheme| is(scheme.join("action"), "pageout"))
 }
 
+/// What tells this machine from others as long as it runs; empty where the kernel does not say.
+/// Containers have that of their machine, guests have their own.
+pub fn boot_id() -> String {
+    read("/proc/sys/kernel/random/boot_id").trim().to_owned()
+}
+
 /// Resident memory of this process in bytes: current and peak.
 ///
 /// The kernel keeps both figures per processor and records its peak from an inexact sum, so its

@@ -20,7 +20,10 @@
 //!
 //! All functions are pure. Times are given by the caller, in rounds or nanoseconds.
 
-use crate::record::{SeriesPoint, SteadyRecord};
+use crate::{
+    record::{SeriesPoint, SteadyRecord},
+    run::SteadyProgress,
+};
 
 /// Number of rounds in the measurement window.
 pub const ROUNDS: usize = 5;
@@ -134,6 +137,55 @@ impl Tracker {
             range: window.range,
             slope: window.slope,
         }
+    }
+}
+
+/// The wait of a phase for the steady state, and its check during the window.
+#[derive(Debug)]
+pub struct Settling {
+    tracker: Tracker,
+    within_ns: u64,
+    round_ns: u64,
+    rounds: Rounds,
+}
+
+impl Settling {
+    /// A wait of at most `within_ns`, for a time series with intervals of `interval_ns`.
+    pub fn new(within_ns: u64, interval_ns: u64) -> Self {
+        let round_ns = round_for(within_ns, interval_ns);
+        Self { tracker: Tracker::new(), within_ns, round_ns, rounds: Rounds::new(round_ns) }
+    }
+
+    /// Checks the rounds that are new in a growing series.
+    pub fn follow(&mut self, series: &[SeriesPoint]) {
+        for figure in self.rounds.follow(series) {
+            self.tracker.push(figure);
+        }
+    }
+
+    /// Whether the steady state is reached, or the time for it is over.
+    pub fn is_over(&self, now_ns: u64) -> bool {
+        self.tracker.reached().is_some() || now_ns >= self.within_ns
+    }
+
+    /// Longest wait, nanoseconds.
+    pub fn within_ns(&self) -> u64 {
+        self.within_ns
+    }
+
+    /// How near the steady state is.
+    pub fn nearness(&self) -> SteadyProgress {
+        let window = self.tracker.window();
+        SteadyProgress {
+            rounds: self.rounds.complete() as usize,
+            range: window.map_or(0.0, |window| window.range),
+            slope: window.map_or(0.0, |window| window.slope),
+        }
+    }
+
+    /// The record for a result.
+    pub fn record(&self) -> SteadyRecord {
+        self.tracker.record(self.round_ns)
     }
 }
 

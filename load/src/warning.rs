@@ -195,13 +195,47 @@ pub enum Warning {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         alike: Vec<String>,
     },
+    /// A warning of some agents of a fleet.
+    OfAgents {
+        /// Names of the agents.
+        agents: Vec<String>,
+        /// The warning that they have.
+        warning: Box<Warning>,
+    },
+    /// An agent of a fleet was lost, and the figures are those of the time before.
+    AgentLost {
+        /// Name of the agent.
+        agent: String,
+        /// Name of the phase.
+        phase: String,
+        /// Time of the phase up to which the figures of all agents are there, nanoseconds.
+        since_ns: u64,
+        /// What happened.
+        why: String,
+    },
+    /// The agents of a fleet did not measure at the same time.
+    Skew {
+        /// Name of the phase.
+        phase: String,
+        /// Largest difference between the starts of two windows, nanoseconds.
+        skew_ns: u64,
+        /// Length of a window, nanoseconds.
+        window_ns: u64,
+    },
+    /// An agent of a fleet made far fewer requests than the others with the same load.
+    Straggler {
+        /// Name of the agent.
+        agent: String,
+        /// Its requests per second as a share of the median of its group.
+        share: f64,
+    },
 }
 
 impl Warning {
     /// Whether the warning says that memory or metadata was measured instead of storage. Reports
     /// show such a warning in their first line.
     pub fn voids(&self) -> bool {
-        if let Self::InCells { warning, .. } = self {
+        if let Self::InCells { warning, .. } | Self::OfAgents { warning, .. } = self {
             return warning.voids();
         }
         matches!(
@@ -358,6 +392,34 @@ impl fmt::Display for Warning {
                     others => write!(f, " ({others} more cells have a warning of this kind)"),
                 }
             }
+            Self::OfAgents { agents, warning } => {
+                let shown = agents.iter().take(CELLS_SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+                match agents.len().saturating_sub(CELLS_SHOWN) {
+                    0 => write!(f, "{shown}: {warning}"),
+                    more => write!(f, "{shown} and {more} more agents: {warning}"),
+                }
+            }
+            Self::AgentLost { agent, phase, since_ns, why } => {
+                let when = match phase.as_str() {
+                    "" => "before the first phase".to_owned(),
+                    phase => format!("{:.1} s after the start of phase \"{phase}\"", *since_ns as f64 / 1e9),
+                };
+                write!(
+                    f,
+                    "the result is incomplete since {when}: agent {agent} was lost ({why}); the figures are those of the time before, in which all agents were active"
+                )
+            }
+            Self::Skew { phase, skew_ns, window_ns } => write!(
+                f,
+                "phase \"{phase}\": the agents measured up to {} apart, in windows of {}, so that for some of the time not all were active; use a longer time",
+                diskwright_stats::numbers::duration(*skew_ns as f64),
+                diskwright_stats::numbers::duration(*window_ns as f64)
+            ),
+            Self::Straggler { agent, share } => write!(
+                f,
+                "agent {agent} made {} of the requests of the median agent of its group, which the sum does not show; look at this machine and its path to the storage",
+                percent(*share)
+            ),
             Self::SlowClock { source } => {
                 write!(
                     f,

@@ -1,6 +1,8 @@
 //! `diskwright lab`: measuring disks.
 
+pub mod agent;
 mod compare;
+mod fleet;
 pub mod profiles;
 pub mod report;
 mod run;
@@ -35,6 +37,10 @@ enum LabCommand {
     Sweep(Box<sweep::SweepArgs>),
     /// Compare saved results or targets: which is faster, by how much, and is it significant.
     Compare(Box<compare::CompareArgs>),
+    /// Make load on this machine for the controller of a fleet.
+    Agent(agent::AgentArgs),
+    /// Measure with one load from many machines.
+    Fleet(Box<fleet::FleetArgs>),
     /// Run an experiment of a published paper, from preparation to report.
     Study(study::StudyArgs),
     /// List the built-in profiles, or print one.
@@ -66,6 +72,8 @@ pub fn run(context: &mut Context, args: &LabArgs) -> Outcome {
         LabCommand::Report(args) => report::run(context, args),
         LabCommand::Sweep(args) => sweep::run(context, args),
         LabCommand::Compare(args) => compare::run(context, args),
+        LabCommand::Agent(args) => agent::run(context, args),
+        LabCommand::Fleet(args) => fleet::run(context, args),
         LabCommand::Study(args) => study::run(context, args),
         LabCommand::Profiles(args) => profiles::run(context, args),
         LabCommand::Selftest(args) => selftest::run(context, args),

@@ -43,6 +43,7 @@ mod kill_steps_heal;
 mod lab_access_paths;
 mod lab_conclusions;
 mod lab_exports;
+mod lab_fleet;
 mod lab_load_and_file;
 mod lab_native_and_guest;
 mod lab_report;

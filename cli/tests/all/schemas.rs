@@ -62,6 +62,7 @@ const ELSEWHERE: &[&str] = &[
     "info-namespace-1",
     "info-unit-1",
     "lab.acceptance-1",
+    "lab.agent-1",
     "lab.compare-3",
     "lab.run-2",
     "lab.sweep-3",

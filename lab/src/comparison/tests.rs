@@ -376,6 +376,7 @@ fn run(iops: u64, seconds: u64, seed: u64) -> Run {
         ))],
         phases: vec![phase],
         labels: Vec::new(),
+        fleet: None,
     }
 }
 

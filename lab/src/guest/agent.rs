@@ -3,7 +3,7 @@
 
 use super::{
     initramfs::MODULES_DIR,
-    protocol::{FromGuest, GuestDisk, Progress, Ran, ToGuest},
+    protocol::{FromGuest, GuestDisk, Ran, ToGuest},
     reach::{self, Attached},
 };
 use crate::{LabError, Result, measure, targets::open_target};
@@ -12,7 +12,7 @@ use diskwright_load::{
     job::Job,
     machine::Machine,
     record::SeriesPoint,
-    run::{RunOptions, Snapshot},
+    run::{RunOptions, Snapshot, SnapshotRecord},
 };
 use diskwright_store::{BlockDevice, CacheMode};
 use rustix::{
@@ -73,7 +73,7 @@ fn serve() -> Result<()> {
             }
             Ok(ToGuest::Run { disk, job }) => {
                 // The host stops a run by ending the guest.
-                let watch = |snapshot: &Snapshot<'_>| send(&FromGuest::Progress(Progress::of(snapshot))).is_ok();
+                let watch = |snapshot: &Snapshot<'_>| send(&FromGuest::Progress(SnapshotRecord::of(snapshot))).is_ok();
                 match run(&mut attached, &disk, &job, &watch) {
                     Ok(ran) => FromGuest::Ran(Box::new(ran)),
                     Err(LabError::Void { first, errors }) => FromGuest::Void { first, errors },

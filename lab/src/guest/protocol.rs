@@ -1,12 +1,7 @@
 //! What host and guest tell each other: one JSON document a line.
 
 use crate::network::NetworkSpec;
-use diskwright_load::{
-    figures::Figures,
-    job::Job,
-    machine::Machine,
-    run::{Snapshot, Stage},
-};
+use diskwright_load::{figures::Figures, job::Job, machine::Machine, run::SnapshotRecord};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddrV4;
 
@@ -78,7 +73,7 @@ pub(super) enum FromGuest {
     /// The network card has its address.
     Networked,
     /// The figures of a job that is measured.
-    Progress(Progress),
+    Progress(SnapshotRecord),
     /// The result of a job.
     Ran(Box<Ran>),
     /// Requests of a job failed.
@@ -98,64 +93,13 @@ pub struct Ran {
     pub bytes: u64,
 }
 
-/// A [`Snapshot`] without its borrowed name. A job of one phase has the others.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(super) struct Progress {
-    measures: bool,
-    elapsed_ns: u64,
-    remaining_ns: Option<u64>,
-    done: Option<f64>,
-    iops: f64,
-    mb_per_s: f64,
-    p50_ns: u64,
-    p99_ns: u64,
-    cpus: f64,
-    errors: u64,
-}
-
-impl Progress {
-    pub(super) fn of(snapshot: &Snapshot<'_>) -> Self {
-        Self {
-            measures: snapshot.stage == Stage::Measuring,
-            elapsed_ns: snapshot.elapsed_ns,
-            remaining_ns: snapshot.remaining_ns,
-            done: snapshot.done,
-            iops: snapshot.iops,
-            mb_per_s: snapshot.mb_per_s,
-            p50_ns: snapshot.p50_ns,
-            p99_ns: snapshot.p99_ns,
-            cpus: snapshot.cpus,
-            errors: snapshot.errors,
-        }
-    }
-
-    pub(super) fn as_snapshot<'a>(&self, phase: &'a str) -> Snapshot<'a> {
-        Snapshot {
-            phase,
-            phase_index: 0,
-            phases: 1,
-            stage: if self.measures { Stage::Measuring } else { Stage::WarmUp },
-            elapsed_ns: self.elapsed_ns,
-            remaining_ns: self.remaining_ns,
-            done: self.done,
-            iops: self.iops,
-            mb_per_s: self.mb_per_s,
-            p50_ns: self.p50_ns,
-            p99_ns: self.p99_ns,
-            cpus: self.cpus,
-            errors: self.errors,
-            steady: None,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use diskwright_load::job::{Load, Span};
 
     #[test]
-    fn a_job_and_its_progress_are_the_same_on_the_other_side() {
+    fn a_job_is_the_same_on_the_other_side() {
         let load = Load { queue_depth: 32, read_percent: 70.0, ..Load::default() };
         let mut job = Job::simple("x", load, Span::from_millis(70), Span::from_millis(500));
         job.seed = u64::MAX;
@@ -163,23 +107,5 @@ mod tests {
         let line = serde_json::to_string(&ToGuest::Run { disk: asked.clone(), job: Box::new(job.clone()) }).unwrap();
         let ToGuest::Run { disk, job: read } = serde_json::from_str(&line).unwrap() else { panic!("{line}") };
         assert_eq!((disk, *read), (asked, job));
-        let snapshot = Snapshot {
-            phase: "main",
-            phase_index: 0,
-            phases: 1,
-            stage: Stage::Measuring,
-            elapsed_ns: 1,
-            remaining_ns: Some(2),
-            done: Some(0.5),
-            iops: 3.0,
-            mb_per_s: 4.0,
-            p50_ns: 5,
-            p99_ns: 6,
-            cpus: 0.75,
-            errors: 7,
-            steady: None,
-        };
-        let line = serde_json::to_string(&Progress::of(&snapshot)).unwrap();
-        assert_eq!(serde_json::from_str::<Progress>(&line).unwrap().as_snapshot("main"), snapshot);
     }
 }

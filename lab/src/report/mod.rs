@@ -20,6 +20,7 @@ mod comparison;
 mod containers;
 #[cfg(test)]
 pub(crate) mod example;
+mod fleet;
 mod native_and_guest;
 mod overlay;
 mod parts;

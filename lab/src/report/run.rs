@@ -1,7 +1,7 @@
 //! The chapter of one run.
 
 use super::{
-    ToChapter,
+    ToChapter, fleet,
     parts::{self, end_badge, how_measured},
     run_plots,
     run_tables::{by_target, cpu_table, direction_table, member_table, percentile_table, thread_table},
@@ -84,12 +84,19 @@ fn chapter(run: &Run, id: &str, name: &str) -> Chapter {
     }
     for (index, phase) in run.phases.iter().enumerate() {
         blocks.extend(phase_blocks(run, phase, run.phases.len() > 1, &format!("{id}-p{index}")));
+        if let Some(fleet) = &run.fleet {
+            blocks.extend(fleet::phase_blocks(run, fleet, index));
+        }
     }
     blocks.push(Block::Heading("CPU cost".into()));
     blocks.push(Block::Plots(vec![run_plots::cpu_cost(&[(name, run)], &format!("{id}-cpu"))]));
     blocks.push(Block::Table(cpu_table(run)));
     blocks.push(Block::Heading("Targets".into()));
     blocks.push(Block::Facts(run.targets.iter().map(target_fact).collect()));
+    if let Some(fleet) = &run.fleet {
+        blocks.push(Block::Heading("Agents".into()));
+        blocks.push(Block::Facts(fleet::facts(fleet)));
+    }
     blocks.extend(how_measured(&run.head, facts(run)));
     blocks.push(Block::Heading("Profile to repeat the run".into()));
     blocks.push(Block::Code {

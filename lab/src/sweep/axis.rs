@@ -33,11 +33,13 @@ pub enum Knob {
     Files,
     /// Length of the working set, bytes.
     WorkingSet,
+    /// How many of the agents of a fleet measure.
+    Agents,
 }
 
 impl Knob {
     /// All knobs, in the order of the help text.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::QueueDepth,
         Self::Threads,
         Self::BlockSize,
@@ -45,6 +47,7 @@ impl Knob {
         Self::RandomPercent,
         Self::Files,
         Self::WorkingSet,
+        Self::Agents,
     ];
 
     /// The name in the command-line syntax.
@@ -57,13 +60,14 @@ impl Knob {
             Self::RandomPercent => "random-percent",
             Self::Files => "files",
             Self::WorkingSet => "working-set",
+            Self::Agents => "agents",
         }
     }
 
     /// Whether a larger value puts more load on the targets, so that the sweep looks for a knee
     /// along it.
     pub fn is_load(self) -> bool {
-        matches!(self, Self::QueueDepth | Self::Threads)
+        matches!(self, Self::QueueDepth | Self::Threads | Self::Agents)
     }
 
     /// Whether its values are numbers of bytes.
@@ -76,7 +80,8 @@ impl Knob {
         if self.is_bytes() { Bytes(value).to_string() } else { value.to_string() }
     }
 
-    /// Sets the value in `load`. [`Knob::Files`] is not part of a load and sets nothing.
+    /// Sets the value in `load`. [`Knob::Files`] and [`Knob::Agents`] are not part of a load and
+    /// set nothing.
     pub fn set(self, load: &mut Load, value: u64) {
         let small = u32::try_from(value).unwrap_or(u32::MAX);
         match self {
@@ -86,7 +91,7 @@ impl Knob {
             Self::ReadPercent => load.read_percent = value as f64,
             Self::RandomPercent => load.random_percent = value as f64,
             Self::WorkingSet => load.working_set = Bytes(value),
-            Self::Files => {}
+            Self::Files | Self::Agents => {}
         }
     }
 }

@@ -79,11 +79,12 @@ fn check(options: &SweepOptions) -> Result<()> {
     if varies(Knob::Files) && phase.loads.iter().any(|load| !load.targets.is_empty()) {
         return bad("the profile fixes the targets of its loads", "vary something else than files");
     }
-    let most = options.axes.iter().filter(|axis| axis.knob == Knob::Files).flat_map(|axis| &axis.values).max();
+    let counts = |axis: &&Axis| matches!(axis.knob, Knob::Files | Knob::Agents);
+    let most = options.axes.iter().filter(counts).flat_map(|axis| &axis.values).max();
     if let Some(most) = most.filter(|most| **most > options.targets.len() as u64) {
         return bad(
-            format!("{most} files are needed, but {} targets were named", options.targets.len()),
-            "name as many targets as the largest value of files",
+            format!("{most} files or agents are needed, but {} were named", options.targets.len()),
+            "name as many as the largest value",
         );
     }
     if options.total_depth.is_some() {
@@ -106,7 +107,7 @@ fn check(options: &SweepOptions) -> Result<()> {
 /// The cell at `point`; `None` if it cannot have the total depth.
 fn cell(options: &SweepOptions, point: Vec<Coordinate>) -> Result<Option<SweepCell>> {
     let value = |knob: Knob| point.iter().find(|at| at.knob == knob).map(|at| at.value);
-    let files = value(Knob::Files).unwrap_or(options.targets.len() as u64);
+    let files = value(Knob::Files).or(value(Knob::Agents)).unwrap_or(options.targets.len() as u64);
     let first = &options.job.phases[0].loads[0];
     let (mut threads, mut queue_depth) = (
         value(Knob::Threads).unwrap_or(u64::from(first.threads)),
@@ -286,7 +287,7 @@ pub(super) mod tests {
         for (options, word) in [
             (options(&[]), "one or two axes"),
             (two("threads=1", "threads=2"), "two axes vary threads"),
-            (options(&["files=1,2"]), "2 files are needed, but 1"),
+            (options(&["files=1,2"]), "2 files or agents are needed, but 1"),
             (options(&["threads=2000"]), "threads"),
             (two("threads=1..50", "queue-depth=1..50"), "2500 combinations"),
             (phases, "one phase, but the profile oltp has 2"),

@@ -96,6 +96,7 @@ pub(crate) fn simulated_by(servers: u64, job: &Job, files: usize) -> Run {
         targets: vec![target("disk.raw")],
         phases: vec![phase],
         labels: Vec::new(),
+        fleet: None,
     }
 }
 

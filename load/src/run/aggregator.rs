@@ -26,12 +26,12 @@
 //! Invariant: once the series is full, memory does not grow with the length of the run.
 
 use crate::{
-    record::{IopsStdDev, SeriesPoint},
+    record::{IntervalRecord, IopsStdDev, SeriesPoint, SideRecord},
     run::{
         histogram::HistogramSum,
         lane::Undone,
         rate_deviation::RateDeviation,
-        tally::{Tally, Totals},
+        tally::{DirectionTally, Late, Tally, Totals},
         thread::Cut,
         ticks::Ticks,
     },
@@ -49,51 +49,73 @@ const GROUPS_MAX: u64 = 10_000;
 /// Time that the figures of a snapshot cover.
 const LOOK_BACK_NS: u64 = 1_000_000_000;
 
+/// Reads or writes of an interval or a tick, over all threads.
+#[derive(Debug, Default)]
+struct Side {
+    ios: u64,
+    bytes: u64,
+    latency: HistogramSum,
+}
+
+impl Side {
+    fn add(&mut self, tally: &DirectionTally) {
+        self.ios += tally.ios;
+        self.bytes += tally.bytes;
+        self.latency.add(tally.latency());
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.ios += other.ios;
+        self.bytes += other.bytes;
+        self.latency.merge(&other.latency);
+    }
+
+    fn record(&self) -> SideRecord {
+        SideRecord { ios: self.ios, bytes: self.bytes, latency: self.latency.record() }
+    }
+}
+
 /// Counts and latencies of an interval or a tick, over all threads.
 #[derive(Debug, Default)]
 struct Interval {
-    read_ios: u64,
-    read_bytes: u64,
-    write_ios: u64,
-    write_bytes: u64,
-    latency: HistogramSum,
+    reads: Side,
+    writes: Side,
 }
 
 impl Interval {
     fn is_empty(&self) -> bool {
-        self.read_ios == 0 && self.write_ios == 0
+        self.reads.ios == 0 && self.writes.ios == 0
     }
 
     fn add(&mut self, tally: &Tally) {
-        let Tally { reads, writes, .. } = tally;
-        self.read_ios += reads.ios;
-        self.read_bytes += reads.bytes;
-        self.write_ios += writes.ios;
-        self.write_bytes += writes.bytes;
-        self.latency.add(reads.latency());
-        self.latency.add(writes.latency());
+        self.reads.add(&tally.reads);
+        self.writes.add(&tally.writes);
     }
 
     fn merge(&mut self, other: &Self) {
-        self.read_ios += other.read_ios;
-        self.read_bytes += other.read_bytes;
-        self.write_ios += other.write_ios;
-        self.write_bytes += other.write_bytes;
-        self.latency.merge(&other.latency);
+        self.reads.merge(&other.reads);
+        self.writes.merge(&other.writes);
+    }
+
+    /// The side of reads, or of writes.
+    fn side(&mut self, is_read: bool) -> &mut Side {
+        if is_read { &mut self.reads } else { &mut self.writes }
     }
 
     fn point(&self, start_ns: u64, len_ns: u64) -> SeriesPoint {
+        let mut latency = self.reads.latency.clone();
+        latency.merge(&self.writes.latency);
         SeriesPoint {
             start_ns,
             len_ns,
-            read_ios: self.read_ios,
-            read_bytes: self.read_bytes,
-            write_ios: self.write_ios,
-            write_bytes: self.write_bytes,
-            mean_ns: self.latency.mean_ns(),
-            p50_ns: self.latency.quantile_ns(0.5),
-            p99_ns: self.latency.quantile_ns(0.99),
-            max_ns: self.latency.max_ns(),
+            read_ios: self.reads.ios,
+            read_bytes: self.reads.bytes,
+            write_ios: self.writes.ios,
+            write_bytes: self.writes.bytes,
+            mean_ns: latency.mean_ns(),
+            p50_ns: latency.quantile_ns(0.5),
+            p99_ns: latency.quantile_ns(0.99),
+            max_ns: latency.max_ns(),
         }
     }
 }
@@ -146,6 +168,8 @@ pub(crate) struct Aggregator {
     series: Vec<SeriesPoint>,
     /// Recent ticks, by start.
     ticks: BTreeMap<u64, Interval>,
+    /// Intervals that were closed and not taken yet; `None` if nobody takes them.
+    closed: Option<Vec<IntervalRecord>>,
 }
 
 impl Aggregator {
@@ -163,7 +187,18 @@ impl Aggregator {
             open: BTreeMap::new(),
             series: Vec::new(),
             ticks: BTreeMap::new(),
+            closed: None,
         }
+    }
+
+    /// Keeps closed intervals with their histograms until they are taken.
+    pub(crate) fn keep_intervals(&mut self) {
+        self.closed = Some(Vec::new());
+    }
+
+    /// Takes the intervals that were closed since the last call.
+    pub(crate) fn take_closed(&mut self) -> Vec<IntervalRecord> {
+        self.closed.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Adds a bin. `window` is the measured part of the phase.
@@ -185,14 +220,14 @@ impl Aggregator {
                 totals.add(tally);
             }
             for late in &tally.late {
-                tick.latency.add_many(late.response_ns, 1);
+                tick.side(late.is_read).latency.add_many(late.response_ns, 1);
                 if window.contains(&late.intended_ns) {
                     totals.add_responses(late.response_ns, 1, late.is_read);
                 }
             }
         }
         for late in cut.tallies.iter().flat_map(|tally| &tally.late) {
-            self.add_late(late.intended_ns, late.response_ns, 1);
+            self.add_late(late, 1);
         }
         for (lane, undone) in cut.undone.iter().enumerate() {
             self.add_undone(cut.thread, lane, undone);
@@ -218,11 +253,14 @@ impl Aggregator {
     }
 
     /// Adds a response time of `count` requests that were due in an earlier bin.
-    fn add_late(&mut self, intended_ns: u64, response_ns: u64, count: u64) {
-        let number = intended_ns / self.interval_ns;
+    fn add_late(&mut self, late: &Late, count: u64) {
+        let number = late.intended_ns / self.interval_ns;
         match usize::try_from(number).ok().and_then(|number| self.series.get_mut(number)) {
-            Some(closed) => closed.max_ns = closed.max_ns.max(response_ns),
-            None => self.open.entry(number).or_default().latency.add_many(response_ns, count),
+            Some(closed) => closed.max_ns = closed.max_ns.max(late.response_ns),
+            None => {
+                let interval = self.open.entry(number).or_default();
+                interval.side(late.is_read).latency.add_many(late.response_ns, count);
+            }
         }
     }
 
@@ -243,7 +281,7 @@ impl Aggregator {
             for (count, is_read) in [(reads, true), (end - first - reads, false)] {
                 if count > 0 {
                     self.totals[thread][lane].add_responses(waited_ns, count, is_read);
-                    self.add_late(intended_ns, waited_ns, count);
+                    self.add_late(&Late { intended_ns, response_ns: waited_ns, is_read }, count);
                 }
             }
         }
@@ -272,7 +310,12 @@ impl Aggregator {
             let start_ns = self.series.len() as u64 * self.interval_ns;
             self.series.push(Interval::default().point(start_ns, self.interval_ns));
         }
-        self.series.push(interval.point(number * self.interval_ns, len_ns));
+        let start_ns = number * self.interval_ns;
+        self.series.push(interval.point(start_ns, len_ns));
+        if let Some(closed) = &mut self.closed {
+            let (reads, writes) = (interval.reads.record(), interval.writes.record());
+            closed.push(IntervalRecord { start_ns, len_ns, reads, writes });
+        }
     }
 
     /// Current length of an interval of the series.
@@ -304,9 +347,10 @@ impl Aggregator {
         };
         let (mut ios, mut bytes, mut latency) = (0, 0, HistogramSum::default());
         for interval in self.ticks.range(from_ns..until_ns.max(from_ns)).map(|(_, interval)| interval) {
-            ios += interval.read_ios + interval.write_ios;
-            bytes += interval.read_bytes + interval.write_bytes;
-            latency.merge(&interval.latency);
+            ios += interval.reads.ios + interval.writes.ios;
+            bytes += interval.reads.bytes + interval.writes.bytes;
+            latency.merge(&interval.reads.latency);
+            latency.merge(&interval.writes.latency);
         }
         let span_ns = until_ns.saturating_sub(from_ns).max(1) as f64;
         Recent {
@@ -325,8 +369,9 @@ impl Aggregator {
         self.deviations.iter().map(of).collect()
     }
 
-    /// The totals of the window by thread and target, and the series until `end_ns`.
-    pub(crate) fn finish(mut self, end_ns: u64) -> (Vec<Vec<Totals>>, Vec<SeriesPoint>) {
+    /// The totals of the window by thread and target, the series until `end_ns`, and the intervals
+    /// that were closed and not taken.
+    pub(crate) fn finish(mut self, end_ns: u64) -> (Vec<Vec<Totals>>, Vec<SeriesPoint>, Vec<IntervalRecord>) {
         for (number, interval) in std::mem::take(&mut self.open) {
             let start_ns = number * self.interval_ns;
             // An empty bin that starts at the end is not an interval: it would have a rate of 0.
@@ -340,7 +385,8 @@ impl Aggregator {
         {
             self.series.push(Interval::default().point(start_ns, (end_ns - start_ns).min(self.interval_ns)));
         }
-        (self.totals, self.series)
+        let closed = self.take_closed();
+        (self.totals, self.series, closed)
     }
 }
 
@@ -373,7 +419,7 @@ mod tests {
         assert_eq!(aggregator.series().len(), 0);
         aggregator.enter(&cut(1, 0, S, &[30, 40]), &ALL);
         assert_eq!(aggregator.series().len(), 1);
-        let (totals, series) = aggregator.finish(S + S / 2);
+        let (totals, series, _) = aggregator.finish(S + S / 2);
         assert_eq!(series.iter().map(|point| (point.start_ns, point.read_ios)).collect::<Vec<_>>(), [(0, 3), (S, 1)]);
         assert_eq!((series[0].p50_ns, series[0].max_ns, series[1].len_ns), (30, 40, S / 2));
         assert_eq!(totals.iter().map(|thread| thread[0].record().0.ios).collect::<Vec<_>>(), [2, 2]);
@@ -399,7 +445,7 @@ mod tests {
         let mut aggregator = aggregator(1);
         aggregator.enter(&cut(0, 0, S, &[10]), &(0..0));
         aggregator.enter(&cut(0, 4 * S, 5 * S, &[4 * S]), &(0..0));
-        let (totals, series) = aggregator.finish(5 * S);
+        let (totals, series, _) = aggregator.finish(5 * S);
         assert_eq!(series.iter().map(|point| point.read_ios).collect::<Vec<_>>(), [1, 0, 0, 0, 1]);
         assert_eq!(totals[0][0].record().0.ios, 0, "the stall was not in the window");
     }
@@ -417,7 +463,7 @@ mod tests {
             aggregator.enter(&cut(0, from_ns, until_ns, &vec![10; ios]), &ALL);
             from_ns = until_ns;
         }
-        let (_, series) = aggregator.finish(end_ns);
+        let (_, series, _) = aggregator.finish(end_ns);
         let points: Vec<_> = series.iter().map(|point| (point.start_ns, point.len_ns, point.read_ios)).collect();
         assert_eq!(
             points,
@@ -467,7 +513,7 @@ mod tests {
             }
             let interval_ns = aggregator.interval_ns();
             assert_eq!(interval_ns, 16 * S);
-            let (totals, series) = aggregator.finish(101 * S);
+            let (totals, series, _) = aggregator.finish(101 * S);
             let all: u64 = series.iter().map(|point| point.read_ios).sum();
             assert_eq!(all, 300 * threads as u64);
             assert_eq!(totals.iter().map(|thread| thread[0].record().0.ios).sum::<u64>(), all);

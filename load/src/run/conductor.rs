@@ -7,8 +7,9 @@
 use crate::{
     clock::CpuTime,
     job::{Job, Phase},
-    record::{PhaseRecord, SeriesPoint, ThreadRecord},
+    record::{PhaseRecord, ThreadRecord},
     run::{
+        Coordinator,
         aggregator::Aggregator,
         cpu::{self, Cores, CounterRate},
         members::Members,
@@ -16,9 +17,9 @@ use crate::{
         shared::{NEVER, Shared},
         tally::Tally,
         thread::Event,
-        watch::{Snapshot, Stage, SteadyProgress, Watch},
+        watch::{Snapshot, Stage, Watch},
     },
-    steady::{self, Rounds, Tracker},
+    steady::Settling,
     target::OpenTarget,
 };
 use std::{
@@ -51,38 +52,6 @@ pub(crate) struct Progress {
     pub(crate) behind_ns: Option<u64>,
 }
 
-/// The wait for the steady state, and its check during the window.
-#[derive(Debug)]
-struct Settling {
-    tracker: Tracker,
-    within_ns: u64,
-    round_ns: u64,
-    rounds: Rounds,
-}
-
-impl Settling {
-    fn new(within_ns: u64, interval_ns: u64) -> Self {
-        let round_ns = steady::round_for(within_ns, interval_ns);
-        Self { tracker: Tracker::new(), within_ns, round_ns, rounds: Rounds::new(round_ns) }
-    }
-
-    /// Gives new complete rounds to the tracker.
-    fn follow(&mut self, series: &[SeriesPoint]) {
-        for figure in self.rounds.follow(series) {
-            self.tracker.push(figure);
-        }
-    }
-
-    fn nearness(&self) -> SteadyProgress {
-        let window = self.tracker.window();
-        SteadyProgress {
-            rounds: self.rounds.complete() as usize,
-            range: window.map_or(0.0, |window| window.range),
-            slope: window.map_or(0.0, |window| window.slope),
-        }
-    }
-}
-
 /// The facts about a lane that its record needs.
 #[derive(Debug, Clone, Copy)]
 struct LaneInfo {
@@ -102,8 +71,9 @@ pub(crate) struct Conductor<'a> {
     aggregator: Aggregator,
     inbox: Receiver<Event>,
     /// One channel for each thread, by which emptied tallies are returned.
-    pub(crate) returns: Vec<Sender<Vec<Tally>>>,
+    returns: Vec<Sender<Vec<Tally>>>,
     watch: &'a dyn Watch,
+    coordinator: Option<&'a dyn Coordinator>,
     counter: CounterRate,
     cores_start: Option<Cores>,
     cores_end: Option<Cores>,
@@ -119,6 +89,7 @@ pub(crate) struct Conductor<'a> {
 }
 
 impl<'a> Conductor<'a> {
+    #[expect(clippy::too_many_arguments, reason = "the parts of a phase, each used once")]
     pub(crate) fn new(
         job: &'a Job,
         progress: Progress,
@@ -127,6 +98,7 @@ impl<'a> Conductor<'a> {
         plans: &[ThreadPlan],
         inbox: Receiver<Event>,
         watch: &'a dyn Watch,
+        coordinator: Option<&'a dyn Coordinator>,
     ) -> Self {
         let lane_info = |plan: &ThreadPlan| -> Vec<LaneInfo> {
             let load = plan.load as u32;
@@ -138,17 +110,22 @@ impl<'a> Conductor<'a> {
         let lane_infos: Vec<Vec<LaneInfo>> = plans.iter().map(lane_info).collect();
         let targets_of_threads: Vec<usize> = lane_infos.iter().map(Vec::len).collect();
         let interval_ns = job.interval.as_nanos();
+        let mut aggregator = Aggregator::new(&targets_of_threads, interval_ns, shared.ticks);
+        if watch.wants_intervals() {
+            aggregator.keep_intervals();
+        }
         Self {
             phase: &job.phases[progress.index],
             progress,
             phases: job.phases.len(),
             targets,
             shared,
-            aggregator: Aggregator::new(&targets_of_threads, interval_ns, shared.ticks),
+            aggregator,
             lane_infos,
             inbox,
             returns: Vec::new(),
             watch,
+            coordinator,
             counter: CounterRate::begin(),
             cores_start: None,
             cores_end: None,
@@ -162,6 +139,12 @@ impl<'a> Conductor<'a> {
                 .steady_within
                 .map(|within| Settling::new(within.as_nanos(), interval_ns)),
         }
+    }
+
+    /// Takes the channels of the threads; `None` if the phase does not start.
+    pub(crate) fn started(&mut self, returns: Option<Vec<Sender<Vec<Tally>>>>) {
+        self.stopped = returns.is_none();
+        self.returns = returns.unwrap_or_default();
     }
 
     fn now_ns(&self) -> u64 {
@@ -181,6 +164,7 @@ impl<'a> Conductor<'a> {
                     let window = self.shared.window_start_ns()..self.shared.window_end_ns();
                     self.aggregator.enter(&cut, &window);
                     self.last_ns = self.last_ns.max(cut.until_ns);
+                    self.hand_over();
                     self.settle();
                     cut.tallies.iter_mut().for_each(Tally::clear);
                     // Sending fails for a thread that has ended and needs no tallies.
@@ -196,6 +180,14 @@ impl<'a> Conductor<'a> {
         }
         let now_ns = self.now_ns();
         self.keep_time(now_ns);
+        self.hand_over();
+    }
+
+    /// Gives closed intervals to the watcher.
+    fn hand_over(&mut self) {
+        for interval in self.aggregator.take_closed() {
+            self.watch.interval(interval);
+        }
     }
 
     /// Opens the window of a phase that waits for the steady state, when it is reached or the time
@@ -204,11 +196,18 @@ impl<'a> Conductor<'a> {
         let Some(settling) = &mut self.settling else { return };
         settling.follow(self.aggregator.series());
         let now_ns = self.shared.origin().elapsed().as_nanos() as u64;
-        let is_over = settling.tracker.reached().is_some() || now_ns >= settling.within_ns;
-        if self.shared.window_start_ns() == NEVER && is_over && now_ns >= self.phase.warm_up.as_nanos() {
-            // The tick after the next, which no thread has started.
-            let ticks = self.shared.ticks;
-            let start_ns = ticks.end_of(ticks.end_of(now_ns));
+        if self.shared.window_start_ns() != NEVER {
+            return;
+        }
+        // The tick after the next, which no thread has started.
+        let ticks = self.shared.ticks;
+        let earliest_ns = ticks.end_of(ticks.end_of(now_ns));
+        let is_over = settling.is_over(now_ns);
+        let start_ns = match self.coordinator {
+            Some(coordinator) => coordinator.window_start_ns().map(|start_ns| start_ns.max(earliest_ns)),
+            None => (is_over && now_ns >= self.phase.warm_up.as_nanos()).then_some(earliest_ns),
+        };
+        if let Some(start_ns) = start_ns {
             let end_ns = start_ns.saturating_add(self.phase.duration.as_nanos());
             self.shared.plan(start_ns, end_ns, end_ns.saturating_add(self.phase.cool_down.as_nanos()));
         }
@@ -262,7 +261,7 @@ impl<'a> Conductor<'a> {
         };
         let latest_ns = self.settling.as_ref().map_or(NEVER, |settling| {
             let parts = [self.phase.duration, self.phase.cool_down];
-            parts.iter().fold(settling.within_ns, |sum, part| sum.saturating_add(part.as_nanos()))
+            parts.iter().fold(settling.within_ns(), |sum, part| sum.saturating_add(part.as_nanos()))
         });
         let stop_ns = Some(self.shared.stop_ns().min(latest_ns)).filter(|stop_ns| *stop_ns != NEVER);
         let remaining_ns =
@@ -303,7 +302,8 @@ impl<'a> Conductor<'a> {
         let cpu = cpu::record(&self.shared.cpu_start, &self.shared.cpu_end, cores, self.counter.hz());
         let interval_ns = self.aggregator.interval_ns();
         let std_devs = self.aggregator.iops_std_devs();
-        let (totals, series) = self.aggregator.finish(self.last_ns);
+        let (totals, series, closed) = self.aggregator.finish(self.last_ns);
+        closed.into_iter().for_each(|interval| self.watch.interval(interval));
         let mut threads = Vec::new();
         for (number, ((lane_infos, totals), std_devs)) in self.lane_infos.iter().zip(totals).zip(std_devs).enumerate() {
             for ((lane_info, totals), iops_std_dev) in lane_infos.iter().zip(totals).zip(std_devs) {
@@ -331,7 +331,7 @@ impl<'a> Conductor<'a> {
                 interval_ns,
                 cpu,
                 members,
-                steady: self.settling.map(|settling| settling.tracker.record(settling.round_ns)),
+                steady: self.settling.map(|settling| settling.record()),
             },
             stopped: self.stopped,
             failures: self.shared.failures(),

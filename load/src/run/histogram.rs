@@ -5,13 +5,14 @@
 //! a count of leading zeros, a shift and an addition. The layout is that of HDR histograms.
 //!
 //! ```text
-//!   value   0 .. 2047   2048 .. 4095 by 2   4096 .. 8191 by 4   ...   2^42 .. 2^43 by 2^32
-//!   bucket  0 .. 2047   2048 .. 3071        3072 .. 4095              33792 .. 34815
+//!   value   0 .. 2047   2048 .. 4095 by 2   4096 .. 8191 by 4   ...   2^63 .. 2^64 by 2^53
+//!   bucket  0 .. 2047   2048 .. 3071        3072 .. 4095              55296 .. 56319
 //! ```
 //!
-//! A measuring thread counts into [`Latencies`] between two cuts (136 KiB), and the conductor adds
-//! them up in a [`HistogramSum`] (272 KiB). Minimum, maximum, moments and counts are exact. Values
-//! of 2^43 ns (2.4 hours) and more count as the largest value.
+//! Every value of 64 bits has a bucket, so no latency is cut off and none falls out of the
+//! percentiles. A measuring thread counts into [`Latencies`] between two cuts (220 KiB), and the
+//! conductor adds them up in a [`HistogramSum`] (440 KiB). Only the buckets between the minimum and
+//! the maximum are touched. Minimum, maximum, moments and counts are exact.
 
 use crate::record::LatencyRecord;
 
@@ -19,12 +20,10 @@ use crate::record::LatencyRecord;
 /// two.
 const EXACT: u64 = 2048;
 const EXACT_BITS: u32 = EXACT.ilog2();
-/// The largest value that has a bucket.
-const LARGEST: u64 = (1 << 43) - 1;
 /// Number of buckets.
-const BUCKETS: usize = bucket_of(LARGEST) + 1;
+const BUCKETS: usize = bucket_of(u64::MAX) + 1;
 
-/// The bucket of a value, which must not exceed [`LARGEST`].
+/// The bucket of a value.
 #[inline]
 const fn bucket_of(value: u64) -> usize {
     let shift = (63 - (value | (EXACT - 1)).leading_zeros()) - (EXACT_BITS - 1);
@@ -35,7 +34,7 @@ const fn bucket_of(value: u64) -> usize {
 const fn highest_of(bucket: usize) -> u64 {
     let bucket = bucket as u64;
     let shift = (bucket / (EXACT / 2)).saturating_sub(1);
-    ((bucket - shift * (EXACT / 2) + 1) << shift) - 1
+    ((bucket - shift * (EXACT / 2)) << shift) | ((1 << shift) - 1)
 }
 
 /// The histogram of a measuring thread. 32-bit counts are enough: a cut comes every few hundred
@@ -44,7 +43,7 @@ const fn highest_of(bucket: usize) -> u64 {
 pub(crate) struct Latencies {
     counts: Box<[u32]>,
     pub(crate) count: u64,
-    sum_ns: u64,
+    sum_ns: u128,
     squares: f64,
     min_ns: u64,
     max_ns: u64,
@@ -61,10 +60,9 @@ impl Latencies {
     /// Counts a latency.
     #[inline]
     pub(crate) fn record(&mut self, latency_ns: u64) {
-        let latency_ns = latency_ns.min(LARGEST);
         self.counts[bucket_of(latency_ns)] += 1;
         self.count += 1;
-        self.sum_ns += latency_ns;
+        self.sum_ns += u128::from(latency_ns);
         self.squares += latency_ns as f64 * latency_ns as f64;
         self.min_ns = self.min_ns.min(latency_ns);
         self.max_ns = self.max_ns.max(latency_ns);
@@ -100,7 +98,6 @@ impl Default for HistogramSum {
 impl HistogramSum {
     /// Counts a latency `count` times, above 0.
     pub(crate) fn add_many(&mut self, latency_ns: u64, count: u64) {
-        let latency_ns = latency_ns.min(LARGEST);
         self.counts[bucket_of(latency_ns)] += count;
         self.count += count;
         self.sum_ns += u128::from(latency_ns) * u128::from(count);
@@ -119,7 +116,7 @@ impl HistogramSum {
             *sum += u64::from(*count);
         }
         self.count += latencies.count;
-        self.sum_ns += u128::from(latencies.sum_ns);
+        self.sum_ns += latencies.sum_ns;
         self.squares += latencies.squares;
         self.min_ns = self.min_ns.min(latencies.min_ns);
         self.max_ns = self.max_ns.max(latencies.max_ns);
@@ -202,20 +199,21 @@ mod tests {
 
     #[test]
     fn buckets_have_no_gaps() {
-        let mut next = 0;
+        let mut next = Some(0);
         for bucket in 0..BUCKETS {
-            assert_eq!(bucket_of(next), bucket, "the first value of bucket {bucket} is {next}");
+            let first = next.unwrap();
+            assert_eq!(bucket_of(first), bucket, "the first value of bucket {bucket} is {first}");
             assert_eq!(bucket_of(highest_of(bucket)), bucket);
-            next = highest_of(bucket) + 1;
+            next = highest_of(bucket).checked_add(1);
         }
-        assert_eq!(next, LARGEST + 1);
+        assert_eq!(next, None, "the last bucket ends with u64");
     }
 
     #[test]
     fn histograms_of_a_thread_are_small() {
-        // Two directions, service and response, one in use and one in the channel: less than a
-        // fortieth of 64 MiB per thread.
-        assert!(BUCKETS * size_of::<u32>() * 2 * 2 * 2 < (64 << 20) / 40);
+        // Two directions, service and response, one in use and one in the channel: less than
+        // 2 MiB per thread.
+        assert!(BUCKETS * size_of::<u32>() * 2 * 2 * 2 < 2 << 20);
     }
 
     #[test]
@@ -223,7 +221,8 @@ mod tests {
         assert_eq!(HistogramSum::default().record(), LatencyRecord::default());
         assert_eq!(HistogramSum::default().quantile_ns(0.5), 0);
         let record = sum_of(&[u64::MAX, 0]).record();
-        assert_eq!((record.min_ns, record.max_ns, record.buckets.len()), (0, LARGEST, 2));
+        assert_eq!((record.min_ns, record.max_ns, record.buckets.len()), (0, u64::MAX, 2));
+        assert_eq!((record.quantile_ns(0.5), record.quantile_ns(1.0)), (Some(0), Some(u64::MAX)));
     }
 
     #[test]
@@ -241,7 +240,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_bucket_is_at_most_a_thousandth_wide(value in 0..=LARGEST) {
+        fn a_bucket_is_at_most_a_thousandth_wide(value: u64) {
             let highest = highest_of(bucket_of(value));
             prop_assert!(value <= highest && (highest - value) as f64 <= value as f64 / 1000.0);
         }

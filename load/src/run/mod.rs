@@ -57,9 +57,9 @@ mod watch;
 
 pub use aggregator::POINTS_MAX;
 pub use buffers::Buffers;
-pub use options::RunOptions;
+pub use options::{Coordinator, RunOptions};
 pub use plan::SUBMIT_EVERY;
-pub use watch::{Snapshot, Stage, SteadyProgress, Unwatched, Watch};
+pub use watch::{Snapshot, SnapshotRecord, Stage, SteadyProgress, Unwatched, Watch};
 
 use crate::{
     LoadError, Result,
@@ -98,32 +98,81 @@ pub fn check(job: &Job, targets: &[OpenTarget]) -> Result<()> {
 /// A job that is not valid or does not fit the targets; queues that cannot be opened. Failed
 /// requests are not an error of this function: they are in [`Head::end`].
 pub fn run(job: &Job, targets: &[OpenTarget], options: &RunOptions, watch: &dyn Watch) -> Result<Run> {
-    let start = TimePoint::now();
-    check(job, targets)?;
-    let generations = generations(job, targets);
-    let head = Head::begin(RUN_SCHEMA);
-    let other_load = OtherLoad::watch();
-    let mut phases = Vec::new();
-    let mut warnings = RunWarnings::before(&head.machine, targets, job);
-    let mut end = End::Complete;
-    for index in 0..job.phases.len() {
-        let ended = phase::run(job, progress(job, index), targets, &generations, options, watch)?;
-        warnings.after_phase(&job.phases[index], &ended);
+    let mut runner = Runner::new(job, targets, options)?;
+    while runner.phase(watch)? {}
+    Ok(runner.finish())
+}
+
+/// A run whose phases the caller starts one by one.
+#[derive(Debug)]
+pub struct Runner<'a> {
+    job: &'a Job,
+    targets: &'a [OpenTarget],
+    options: &'a RunOptions,
+    start: TimePoint,
+    generations: Vec<Arc<Generations>>,
+    head: Head,
+    other_load: OtherLoad,
+    warnings: RunWarnings,
+    phases: Vec<PhaseRecord>,
+}
+
+impl<'a> Runner<'a> {
+    /// A run that has measured nothing yet.
+    ///
+    /// # Errors
+    /// As [`check`].
+    pub fn new(job: &'a Job, targets: &'a [OpenTarget], options: &'a RunOptions) -> Result<Self> {
+        let start = TimePoint::now();
+        check(job, targets)?;
+        let head = Head { end: End::Complete, ..Head::begin(RUN_SCHEMA) };
+        let warnings = RunWarnings::before(&head.machine, targets, job);
+        let (generations, other_load) = (generations(job, targets), OtherLoad::watch());
+        Ok(Self { job, targets, options, start, generations, head, other_load, warnings, phases: Vec::new() })
+    }
+
+    /// Runs the next phase. Returns whether there is another one to run: the run ends early when it
+    /// is stopped or when requests fail.
+    ///
+    /// # Errors
+    /// As [`run`].
+    ///
+    /// # Panics
+    /// When no phase is left.
+    pub fn phase(&mut self, watch: &dyn Watch) -> Result<bool> {
+        let (job, index) = (self.job, self.phases.len());
+        let ended = phase::run(job, progress(job, index), self.targets, &self.generations, self.options, watch)?;
+        self.warnings.after_phase(&job.phases[index], &ended);
         let stopped = ended.stopped;
-        end = end_with(end, stopped, ended.failures);
-        phases.push(ended.record);
-        if stopped || end != End::Complete && !options.keep_going {
-            break;
+        self.head.end = end_with(std::mem::replace(&mut self.head.end, End::Stopped), stopped, ended.failures);
+        self.phases.push(ended.record);
+        let goes_on = !stopped && (self.head.end == End::Complete || self.options.keep_going);
+        Ok(goes_on && self.phases.len() < job.phases.len())
+    }
+
+    /// The phases that were run.
+    pub fn phases(&self) -> &[PhaseRecord] {
+        &self.phases
+    }
+
+    /// How it would end now.
+    pub fn end(&self) -> &End {
+        &self.head.end
+    }
+
+    /// The record.
+    pub fn finish(self) -> Run {
+        let warnings = self.warnings.after_all(&self.other_load, &self.start);
+        Run {
+            head: Head { took_ns: self.start.elapsed_ns(), warnings, ..self.head },
+            job: self.job.clone(),
+            engine: engine_of(self.job, self.targets),
+            targets: self.targets.iter().map(OpenTarget::record).collect(),
+            phases: self.phases,
+            labels: self.options.labels.clone(),
+            fleet: None,
         }
     }
-    Ok(Run {
-        head: Head { took_ns: start.elapsed_ns(), warnings: warnings.after_all(&other_load, &start), end, ..head },
-        job: job.clone(),
-        engine: engine_of(job, targets),
-        targets: targets.iter().map(OpenTarget::record).collect(),
-        phases,
-        labels: options.labels.clone(),
-    })
 }
 
 /// The engine that the queues of these targets use; `None` if they use none.

@@ -12,7 +12,7 @@ use crate::{
     LoadError, OpenTarget, Result,
     job::{Job, Phase},
     run::{
-        Buffers, RunOptions,
+        Buffers, Coordinator, RunOptions,
         buffers::Set,
         conductor::{Conductor, PhaseOutcome, Progress},
         contents::Contents,
@@ -33,6 +33,7 @@ use std::{
         mpsc::{self, Sender},
     },
     thread::{self, Scope},
+    time::Instant,
 };
 
 /// Runs phase number `progress.index`.
@@ -55,12 +56,13 @@ pub(crate) fn run(
     plan_window(phase, &shared);
     let contents = Contents::new(job.contents, job.seed);
     let (events, inbox) = mpsc::channel();
-    let mut conductor = Conductor::new(job, progress, targets, &shared, &plans, inbox, watch);
+    let coordinator = options.coordinator.as_deref();
+    let mut conductor = Conductor::new(job, progress, targets, &shared, &plans, inbox, watch, coordinator);
     thread::scope(|scope| {
         let buffers = &options.buffers;
         let engine = job.engine.into();
         let starter = ThreadStarter { scope, shared: &shared, targets, contents: &contents, engine, buffers, events };
-        conductor.returns = starter.start(plans, phase.count)?;
+        conductor.started(starter.start(plans, phase.count, coordinator)?);
         conductor.conduct();
         Ok::<(), LoadError>(())
     })?;
@@ -94,8 +96,13 @@ struct ThreadStarter<'scope, 'env> {
 
 impl<'scope, 'env: 'scope> ThreadStarter<'scope, 'env> {
     /// Starts all threads, or none. Returns the channels by which emptied tallies are returned to
-    /// them.
-    fn start(self, plans: Vec<ThreadPlan>, count: Option<u64>) -> Result<Vec<Sender<Vec<Tally>>>> {
+    /// them; `None` if the coordinator does not start the phase.
+    fn start(
+        self,
+        plans: Vec<ThreadPlan>,
+        count: Option<u64>,
+        coordinator: Option<&dyn Coordinator>,
+    ) -> Result<Option<Vec<Sender<Vec<Tally>>>>> {
         let Self { scope, shared, targets, contents, engine, buffers, events } = self;
         let gate = shared.gate.write().unwrap_or_else(PoisonError::into_inner);
         let (opened, answers) = mpsc::channel();
@@ -133,12 +140,17 @@ impl<'scope, 'env: 'scope> ThreadStarter<'scope, 'env> {
         }
         drop(opened);
         let outcome = answers.into_iter().fold(outcome, Result::and);
-        if outcome.is_err() {
-            shared.abort();
+        let start = match (&outcome, coordinator) {
+            (Err(_), _) => None,
+            (Ok(()), Some(coordinator)) => coordinator.start(),
+            (Ok(()), None) => Some(Instant::now()),
+        };
+        match start {
+            Some(at) => shared.begin(at),
+            None => shared.abort(),
         }
-        shared.begin();
         drop(gate);
-        outcome.map(|()| returns)
+        outcome.map(|()| start.map(|_| returns))
     }
 }
 

@@ -69,9 +69,9 @@ impl Shared {
         }
     }
 
-    /// Starts the clock of the phase.
-    pub(crate) fn begin(&self) {
-        self.origin.get_or_init(Instant::now);
+    /// Starts the clock of the phase. `at` is its start.
+    pub(crate) fn begin(&self, at: Instant) {
+        self.origin.get_or_init(|| at);
     }
 
     /// Start of the phase. Starts the clock if it has not started.

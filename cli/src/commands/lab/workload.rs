@@ -125,10 +125,18 @@ impl WorkloadArgs {
     /// # Errors
     /// A profile that cannot be read; options that exclude each other.
     pub fn job(&self, global: &GlobalOptions) -> Outcome<Job> {
-        let mut job = match &self.profile {
-            Some(profile) => profiles::load(profile)?,
-            None => Job::simple("run", Load::default(), Span::from_secs(5), Span::from_secs(30)),
-        };
+        let job = self.profile.as_ref().map(|profile| profiles::load(profile)).transpose()?;
+        self.onto(job, global)
+    }
+
+    /// A job with the given options; without one, 4K random reads.
+    ///
+    /// # Errors
+    /// Options that exclude each other.
+    pub fn onto(&self, job: Option<Job>, global: &GlobalOptions) -> Outcome<Job> {
+        let is_named = job.is_some();
+        let mut job =
+            job.unwrap_or_else(|| Job::simple("run", Load::default(), Span::from_secs(5), Span::from_secs(30)));
         for phase in &mut job.phases {
             set(&mut phase.duration, &self.duration);
             set(&mut phase.warm_up, &self.warm_up);
@@ -153,7 +161,7 @@ impl WorkloadArgs {
             EngineArg::IoUring => IoEngine::IoUring,
             EngineArg::Pread => IoEngine::Pread,
         };
-        if self.profile.is_none() {
+        if !is_named {
             job.name = job.phases[0].loads[0].title();
         }
         job.validate().map_err(|error| Failure::new(error.to_string()))?;

@@ -1,0 +1,411 @@
+//! `diskwright lab fleet`: one load from many machines.
+//!
+//! ```text
+//!   plan, --agent, workload ─▶ Fleet: connect, compare clocks, prepare
+//!        └─ without --vary ─▶ one run ─▶ saved as the result of a run
+//!        └─ with --vary    ─▶ a sweep, each window by the fleet ─▶ saved after each window
+//! ```
+//!
+//! The result of a fleet is that of a run or a sweep, so all reports, comparisons and exports read
+//! it.
+
+use super::{words, workload::WorkloadArgs};
+use crate::{
+    context::Context,
+    describe::printable,
+    exit::{self, Failure, Outcome},
+    live::FleetDisplay,
+};
+use clap::{Args, ValueEnum};
+use diskwright_fleet::{
+    address::Address,
+    controller::{Entrance, Fleet, FleetLook, FleetOptions, OnLoss, Remote, Wanted, Way},
+    identity::Identity,
+    trust::{Token, Trust},
+};
+use diskwright_lab::{
+    LabError, Step,
+    document::{self, Document},
+    fleet::{Group, Plan},
+    output::{Kind, Output},
+    progress::Progress,
+    sweep::{self, Axis, Knob, SweepOptions},
+};
+use diskwright_load::{
+    Job, Run, clock,
+    job::Span,
+    record::{End, TargetRecord},
+    run::Watch,
+};
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    env,
+    io::Write,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+/// How long an agent may be silent.
+const LOST_AFTER: Duration = Duration::from_secs(10);
+
+/// What happens when an agent is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OnLossArg {
+    /// The others are stopped.
+    Stop,
+    /// The others go on to the end of their phase.
+    GoOn,
+}
+
+/// Arguments of `lab fleet`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Start `lab agent` on each machine, and give the address that it prints with --agent or in a plan. \
+All agents open, check and fill their targets before the first one measures. All start at the same \
+time, by clocks that are compared before and after. Histograms of latencies are added, so percentiles \
+are those of all requests.
+
+With --vary it is a sweep; `--vary agents=1..8` shows how many agents are enough. The same command \
+resumes a stopped sweep, and a run whose controller has died.
+
+A PLAN is TOML:
+  on-loss = \"go-on\"
+  [[group]]
+  name = \"database\"
+  agents = [\"db1=10.0.0.1:7407#...\", \"10.0.0.2:7407#.../TOKEN\"]
+  targets = [\"data\"]
+  profile = \"vmfleet-sql\"
+  [[group]]
+  name = \"backup\"
+  expect = 2          # agents that connect to this controller (--listen)
+
+EXIT CODES  0 done; 1 an agent was lost, a request failed, or the fleet could not measure; 130 stopped \
+(the figures so far are saved)
+
+EXAMPLES
+  diskwright lab fleet --agent 10.0.0.1:7407#3f2a.../91bc... \\
+      --agent 10.0.0.2:7407#77e0.../5d21... --threads 4 --duration 60s
+  diskwright lab fleet plan.toml --output result.json
+  diskwright lab fleet plan.toml --vary agents=1..8 --max-p99 2ms
+  diskwright lab fleet --fingerprint")]
+pub struct FleetArgs {
+    /// The plan: groups of agents with targets and loads.
+    #[arg(value_name = "PLAN.toml")]
+    plan: Option<PathBuf>,
+    /// Agent, by the address that it prints (may be repeated). A name may stand before it.
+    #[arg(long, value_name = "[NAME=]ADDRESS")]
+    agent: Vec<String>,
+    /// Number of agents that connect to this controller. A token for each is printed.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    expect: u32,
+    /// Where agents connect. [default: a free port of 127.0.0.1]
+    #[arg(long, value_name = "HOST:PORT")]
+    listen: Option<String>,
+    /// Name of a target of the agents (may be repeated). [default: all that they allow]
+    #[arg(long, value_name = "NAME")]
+    target: Vec<String>,
+    /// Fill the working sets first, and check that all of them are allocated.
+    #[arg(long)]
+    fill: bool,
+    /// What happens when an agent is lost. [default: stop]
+    #[arg(long, value_name = "WHAT")]
+    on_loss: Option<OnLossArg>,
+    /// How long an agent may be silent before it counts as lost. [default: 10s]
+    #[arg(long, value_name = "TIME", value_parser = words::span)]
+    lost_after: Option<Span>,
+    /// Measure over a range of loads: a setting and its values, as in `lab sweep`; also agents.
+    #[arg(long, value_name = "SETTING=VALUES")]
+    vary: Vec<Axis>,
+    /// Rounds of each combination of a sweep.
+    #[arg(long, value_name = "N", default_value_t = 3, requires = "vary")]
+    rounds: u32,
+    /// Largest acceptable 99th percentile of a sweep, for example 2ms.
+    #[arg(long, value_name = "TIME", value_parser = words::span, requires = "vary")]
+    max_p99: Option<Span>,
+    #[command(flatten)]
+    workload: WorkloadArgs,
+    /// File for the result. [default: diskwright-fleet-TIME.json in the current folder]
+    #[arg(long, short, value_name = "FILE.json")]
+    output: Option<PathBuf>,
+    /// Continue when requests fail. The run still counts as failed.
+    #[arg(long)]
+    keep_going: bool,
+    /// Label for the result: key=value (may be repeated).
+    #[arg(long, value_name = "KEY=VALUE", value_parser = words::label)]
+    label: Vec<(String, String)>,
+    /// File with the key and the certificate, made if missing. [default: in the user's state
+    /// folder]
+    #[arg(long, value_name = "FILE")]
+    identity: Option<PathBuf>,
+    /// Print the fingerprint of this controller, for `lab agent --controller`.
+    #[arg(long)]
+    fingerprint: bool,
+}
+
+/// The key and the certificate of an agent or a controller.
+pub(super) fn identity(given: Option<&Path>, whose: &str) -> Outcome<Identity> {
+    let below = |variable: &str, folders: &str| {
+        let home = env::var_os(variable).filter(|home| Path::new(home).is_absolute())?;
+        Some(Path::new(&home).join(folders).join(format!("{whose}.pem")))
+    };
+    let usual = || below("XDG_STATE_HOME", "diskwright").or_else(|| below("HOME", ".local/state/diskwright"));
+    match given.map(Path::to_owned).or_else(usual) {
+        Some(path) => Ok(Identity::kept_at(&path)?),
+        None => Ok(Identity::temporary()?),
+    }
+}
+
+/// Measures with a fleet, then saves and prints the result.
+pub fn run(context: &mut Context, args: &FleetArgs) -> Outcome {
+    let identity = identity(args.identity.as_deref(), "controller")?;
+    if args.fingerprint {
+        writeln!(context.out, "{}", identity.fingerprint)?;
+        return Ok(exit::OK);
+    }
+    let plan = plan(args)?;
+    let wanted = plan.wanted()?;
+    let jobs = jobs(context, args, &plan)?;
+    let path =
+        args.output.clone().unwrap_or_else(|| format!("diskwright-fleet-{}.json", clock::compact_utc_now()).into());
+    let output = Output::check(&path, Kind::Result)?;
+    let options = FleetOptions {
+        identity,
+        lost_after: plan.lost_after.map_or(LOST_AFTER, |span| Duration::from_nanos(span.as_nanos())),
+        on_loss: plan.on_loss,
+        keep_going: args.keep_going,
+        labels: args.label.clone(),
+    };
+    let entrance = entrance(context, &plan, &wanted, &options)?;
+    let connected = Connected { wanted, options, entrance, jobs, fill: plan.fill };
+    match args.vary.is_empty() {
+        true => one_run(context, &connected, &output),
+        false => a_sweep(context, args, &connected, &output),
+    }
+}
+
+/// The plan of the file and of the options.
+fn plan(args: &FleetArgs) -> Outcome<Plan> {
+    let mut plan = args.plan.as_deref().map(Plan::read).transpose()?.unwrap_or_default();
+    if !args.agent.is_empty() || args.expect > 0 {
+        plan.groups.push(Group {
+            name: "agents".into(),
+            agents: args.agent.clone(),
+            expect: args.expect,
+            targets: args.target.clone(),
+            ..Group::default()
+        });
+    }
+    match args.on_loss {
+        Some(OnLossArg::Stop) => plan.on_loss = OnLoss::Stop,
+        Some(OnLossArg::GoOn) => plan.on_loss = OnLoss::GoOn,
+        None => {}
+    }
+    plan.lost_after = args.lost_after.or(plan.lost_after);
+    plan.listen = args.listen.clone().or(plan.listen);
+    plan.fill |= args.fill;
+    if plan.groups.is_empty() {
+        return Err(Failure::usage("no agent is named; give a plan, or the address of each agent with --agent"));
+    }
+    Ok(plan)
+}
+
+/// The job of each group.
+fn jobs(context: &Context, args: &FleetArgs, plan: &Plan) -> Outcome<BTreeMap<String, Job>> {
+    plan.groups
+        .iter()
+        .map(|group| {
+            let job = match group.job()? {
+                Some(job) => args.workload.onto(Some(job), &context.global)?,
+                None => args.workload.job(&context.global)?,
+            };
+            Ok((group.name.clone(), job))
+        })
+        .collect()
+}
+
+/// Listens for the agents that dial, and prints what to start on their machines.
+fn entrance(
+    context: &mut Context,
+    plan: &Plan,
+    wanted: &[Wanted],
+    options: &FleetOptions,
+) -> Outcome<Option<Arc<Entrance>>> {
+    if !plan.expects() {
+        return Ok(None);
+    }
+    let waited: Vec<&Wanted> = wanted.iter().filter(|agent| agent.way == Way::Await).collect();
+    let tokens: Vec<Token> = waited.iter().map(|_| Token::random()).collect::<Result<_, _>>()?;
+    let trust = Trust::new(Vec::new(), tokens.clone());
+    let entrance = Entrance::open(&options.identity, &plan.entrance()?, trust)?;
+    context.warn_always(&format!("waiting for {} agents; start on each machine one of", waited.len()));
+    for token in tokens {
+        let (place, fingerprint) = (entrance.place().clone(), options.identity.fingerprint);
+        let address = Address { place, fingerprint, token: None };
+        context.warn_always(&format!("diskwright lab agent --connect {address}/{} TARGET...", token.reveal()));
+    }
+    Ok(Some(entrance))
+}
+
+/// What is needed to connect to the fleet.
+struct Connected {
+    wanted: Vec<Wanted>,
+    options: FleetOptions,
+    entrance: Option<Arc<Entrance>>,
+    jobs: BTreeMap<String, Job>,
+    fill: bool,
+}
+
+impl Connected {
+    /// Connects to all agents and prepares their targets.
+    fn prepare(&self, context: &Context, run: &str, job_of: &(dyn Fn(&Remote) -> Job + Sync)) -> Outcome<Fleet> {
+        let mut fleet = Fleet::connect(run, &self.wanted, self.options.clone(), self.entrance.as_ref())?;
+        let steps = Mutex::new(context.steps());
+        let names: Vec<String> = self.wanted.iter().map(|agent| agent.name.clone()).collect();
+        fleet.prepare(job_of, self.fill, &|number, doing, done, total| {
+            let message = format!("{}: {doing}", names[number]);
+            let mut steps = steps.lock().unwrap_or_else(PoisonError::into_inner);
+            steps.step(Step { phase: "prepare", done, total, message: &message })
+        })?;
+        Ok(fleet)
+    }
+
+    fn job_of(&self, remote: &Remote) -> Job {
+        self.jobs[remote.group()].clone()
+    }
+}
+
+/// A new identifier of a run.
+fn new_run() -> Outcome<String> {
+    Ok(Token::random()?.reveal().to_owned())
+}
+
+fn one_run(context: &mut Context, connected: &Connected, output: &Output) -> Outcome {
+    let job_of = |remote: &Remote| connected.job_of(remote);
+    let old = unfinished(output.path())?;
+    if old.is_some() {
+        context.warn(&format!("going on with the run of {}", output.path().display()));
+    }
+    let run = old.map_or_else(new_run, Ok)?;
+    let mut fleet = connected.prepare(context, &run, &job_of)?;
+    let agents = fleet.remotes().len();
+    // A controller that dies from here on can go on: the agents keep their records.
+    output.save(&fleet.begun(&job_of))?;
+    let display = FleetDisplay::new(context.global.quiet, context.signals.patient());
+    let measured = fleet.measure(agents, &job_of, &display);
+    drop(display);
+    let measured = measured.map_err(LabError::from);
+    let saved = measured.as_ref().map_or(Ok(()), |run| output.save(run));
+    if measured.is_ok() && saved.is_ok() {
+        fleet.kept();
+    }
+    fleet.finish();
+    let run = measured?;
+    if context.global.json {
+        context.print_measured(&run)?;
+    } else {
+        context.print_chapter(&run, false)?;
+        if saved.is_ok() {
+            writeln!(context.text(), "\nsaved to {}", printable(&crate::json::path(output.path())))?;
+        }
+    }
+    saved?;
+    Ok(code(&run.head.end))
+}
+
+/// The identifier of a run that a controller began and did not save to its end.
+fn unfinished(path: &Path) -> Outcome<Option<String>> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    match document::read_one(path) {
+        Ok(Document::Run(run)) if run.head.end == End::Stopped && run.phases.is_empty() => {
+            Ok(run.fleet.map(|fleet| fleet.run))
+        }
+        _ => Ok(None),
+    }
+}
+
+fn code(end: &End) -> u8 {
+    match end {
+        End::Complete => exit::OK,
+        End::Failed { .. } => exit::FAILED,
+        End::Stopped => exit::STOPPED,
+    }
+}
+
+fn a_sweep(context: &mut Context, args: &FleetArgs, connected: &Connected, output: &Output) -> Outcome {
+    let mut jobs = connected.jobs.values();
+    let Some(job) = jobs.next().filter(|first| jobs.all(|job| job == *first)) else {
+        return Err(Failure::usage("the groups of the plan have different loads; a sweep varies one load"));
+    };
+    if args.vary.iter().any(|axis| axis.knob == Knob::Files) {
+        return Err(Failure::usage("a fleet has no files; vary agents instead"));
+    }
+    let options = SweepOptions {
+        job: job.clone(),
+        targets: connected.wanted.iter().map(|agent| agent.name.clone()).collect(),
+        axes: args.vary.clone(),
+        rounds: args.rounds,
+        total_depth: None,
+        max_p99: args.max_p99,
+        array: None,
+    };
+    let widest = sweep::plan::widest_job(&options)?;
+    let saved = if output.path().exists() { Some(sweep::read(output.path())?) } else { None };
+    if let Some(saved) = &saved {
+        sweep::resume(saved.clone(), options.clone(), &[])?;
+    }
+    let run = new_run()?;
+    let fleet = RefCell::new(connected.prepare(context, &run, &|_| widest.clone())?);
+    let records: Vec<TargetRecord> = fleet.borrow().remotes().iter().map(as_target).collect();
+    let mut record = match saved {
+        Some(saved) => sweep::resume(saved, options, &records)?,
+        None => sweep::begin(options, records, args.label.clone())?,
+    };
+    let mut steps = context.steps();
+    let mut measure = |job: &Job, agents: usize, watch: &dyn Watch| -> Result<Run, LabError> {
+        let sum = |look: &FleetLook<'_>| watch.update(&look.sum);
+        Ok(fleet.borrow_mut().measure(agents, &|_| job.clone(), &sum)?)
+    };
+    let mut keep = |record: &sweep::SweepRecord| {
+        output.save(record)?;
+        fleet.borrow_mut().kept();
+        Ok(())
+    };
+    let swept = sweep::run(&mut record, "sweep", &mut measure, &mut keep, &mut steps);
+    drop(steps);
+    fleet.borrow_mut().finish();
+    let has_figures = record.cells.iter().any(|cell| !cell.measured.rounds.is_empty());
+    if swept.is_err() && !has_figures {
+        swept?;
+        return Ok(exit::FAILED);
+    }
+    if context.global.json {
+        context.print_measured(&record)?;
+    } else {
+        context.print_chapter(&record, false)?;
+        writeln!(context.out, "\nsaved to {}", printable(&crate::json::path(output.path())))?;
+    }
+    swept?;
+    Ok(code(&record.head.end))
+}
+
+/// An agent as a target of a sweep: with the size of its smallest target.
+fn as_target(remote: &Remote) -> TargetRecord {
+    let targets = remote.targets();
+    let mut record = targets.iter().min_by_key(|target| target.size_bytes).cloned().unwrap_or_else(|| TargetRecord {
+        name: String::new(),
+        kind: String::new(),
+        size_bytes: 0,
+        logical_sector_bytes: 512,
+        cache: diskwright_load::job::Caching::default(),
+        path: None,
+        behind: None,
+        place: None,
+        contents: None,
+    });
+    record.name = remote.name().to_owned();
+    record
+}

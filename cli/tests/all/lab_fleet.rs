@@ -1,0 +1,257 @@
+//! `lab agent` and `lab fleet`: agents as programs of their own, and what happens when one of them
+//! or the controller is killed.
+
+use crate::common::{Running, Workshop, flat, schemas, steady};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::Value;
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    process::Stdio,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// A short phase, long enough for several intervals.
+const SHORT: &str = "--warm-up 200ms --duration 1s --interval 100ms";
+
+fn shop() -> Workshop {
+    let mut shop = Workshop::new();
+    let state = shop.path("state").display().to_string();
+    shop.variables.push(("XDG_STATE_HOME", state));
+    shop
+}
+
+/// Starts an agent, and waits for the line with its address.
+#[track_caller]
+fn agent(shop: &Workshop, options: &str) -> (Running, String) {
+    let line = format!("lab agent --listen 127.0.0.1:0 {options}");
+    let words: Vec<&str> = line.split(' ').collect();
+    let mut child = Running::start(shop.command(&words).stdout(Stdio::piped()).stderr(Stdio::null()));
+    let mut address = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut address).unwrap();
+    assert!(address.contains('#'), "`{line}` has no address: {address:?}");
+    (child, address.trim_end().to_owned())
+}
+
+fn read(shop: &Workshop, name: &str) -> Value {
+    serde_json::from_slice(&fs::read(shop.path(name)).unwrap()).unwrap()
+}
+
+#[test]
+fn a_fleet_measures_and_its_result_is_that_of_a_run() {
+    let shop = shop();
+    let (_one, first) = agent(&shop, "data=test.raw --create-size 8M");
+    let (_two, second) = agent(&shop, "data=null:1G --read-only");
+    let fleet = format!("lab fleet --agent one={first} --agent two={second} {SHORT} -o r.json --label rack=7");
+    let printed = flat(&shop.ok(&fleet));
+    for part in ["2 agents measured", "one: data", "two: data", "Each agent", "certificate", "saved to r.json"] {
+        assert!(printed.contains(part), "{part}: {printed}");
+    }
+    let result = read(&shop, "r.json");
+    assert_eq!(result["schema"], "diskwright.lab.run/2");
+    let fleet = &result["fleet"];
+    assert_eq!((&fleet["agents"][0]["name"], &fleet["agents"][1]["targets"][0]), (&"one".into(), &1.into()));
+    assert_eq!(fleet["agents"].as_array().unwrap().len(), 2);
+    // The token was not written anywhere.
+    let token = first.rsplit_once('/').unwrap().1;
+    assert!(!fs::read_to_string(shop.path("r.json")).unwrap().contains(token) && !printed.contains(token));
+    // Reports, exports and comparisons read it.
+    assert!(flat(&shop.ok("lab report r.json")).contains("2 agents measured"));
+    shop.ok("lab report r.json --as html -o r.html");
+    assert!(fs::read_to_string(shop.path("r.html")).unwrap().contains("Each agent"));
+    shop.ok("lab report r.json --as csv -o r.csv");
+    // An agent admits the controller again without its token.
+    let again = format!("lab fleet --agent {} --agent {second} {SHORT} -o s.json", first.rsplit_once('/').unwrap().0);
+    let printed: Value = shop.json(&again);
+    assert_eq!(printed["end"]["kind"], "complete");
+}
+
+#[test]
+fn a_plan_has_groups_and_a_sweep_finds_how_many_agents_are_enough() {
+    let shop = shop();
+    let (_one, first) = agent(&shop, "null:1G");
+    let (_two, second) = agent(&shop, "null:1G");
+    let plan = format!(
+        "[[group]]\nname = \"readers\"\nagents = [\"a={first}\"]\n\
+         [[group]]\nname = \"writers\"\nagents = [\"b={second}\"]\nprofile = \"w.toml\"\n"
+    );
+    fs::write(shop.path("plan.toml"), plan).unwrap();
+    let profile = "name = \"w\"\n[[phase]]\nname = \"main\"\n[[phase.load]]\nread_percent = 0.0\n";
+    fs::write(shop.path("w.toml"), profile).unwrap();
+    shop.ok(&format!("lab fleet plan.toml {SHORT} -o r.json"));
+    let result = read(&shop, "r.json");
+    assert_eq!(result["job"]["phase"][0]["load"].as_array().unwrap().len(), 2);
+    let threads = &result["phases"][0]["threads"];
+    assert_eq!((&threads[0]["writes"]["ios"], &threads[1]["reads"]["ios"]), (&0.into(), &0.into()));
+    let refused = shop.fails(2, &format!("lab fleet plan.toml {SHORT} --vary agents=1,2 -o t.json"));
+    assert!(refused.contains("different loads"), "{refused}");
+
+    let sweep =
+        format!("lab fleet --agent a={first} --agent b={second} {SHORT} --vary agents=1,2 --rounds 2 -o s.json");
+    let printed = flat(&shop.ok(&sweep));
+    assert!(printed.contains("agents 1") || printed.contains("agents"), "{printed}");
+    let result = read(&shop, "s.json");
+    assert_eq!(result["schema"], "diskwright.lab.sweep/3");
+    let rounds: Vec<usize> =
+        result["cells"].as_array().unwrap().iter().map(|cell| cell["rounds"].as_array().unwrap().len()).collect();
+    assert_eq!(rounds, [2, 2]);
+    // It goes on where it was.
+    let more = flat(&shop.ok(&sweep.replace("--rounds 2", "--rounds 3")));
+    assert!(more.contains("saved to s.json"), "{more}");
+}
+
+#[test]
+fn an_agent_that_is_killed_is_told_and_the_figures_before_are_kept() {
+    let shop = shop();
+    let (_one, first) = agent(&shop, "null:1G");
+    let (mut two, second) = agent(&shop, "null:1G");
+    let line = format!(
+        "lab fleet --agent one={first} --agent two={second} --warm-up 0 --duration 8s --interval 100ms \
+         --lost-after 1s --on-loss go-on -o r.json"
+    );
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let child = Running::start(shop.command(&words).stdout(Stdio::piped()).stderr(Stdio::piped()));
+    thread::sleep(Duration::from_secs(4));
+    two.kill().unwrap();
+    let ended = child.output().unwrap();
+    let printed = flat(&String::from_utf8(ended.stdout).unwrap());
+    assert_eq!(ended.status.code(), Some(1), "{printed}");
+    assert!(printed.contains("two was lost") && printed.contains("the result is incomplete since"), "{printed}");
+    let result = read(&shop, "r.json");
+    assert_eq!(result["fleet"]["lost"][0]["agent"], 1);
+    let window_ns = result["phases"][0]["window_ns"].as_u64().unwrap();
+    assert!(window_ns > 0 && window_ns < 8_000_000_000, "{window_ns}");
+    let series = result["phases"][0]["series"].as_array().unwrap();
+    assert!(series.last().unwrap()["start_ns"].as_u64().unwrap() > 7_000_000_000, "the other one went on");
+}
+
+#[test]
+fn a_controller_that_is_killed_goes_on_and_nothing_is_measured_twice() {
+    let shop = shop();
+    let (_one, first) = agent(&shop, "null:1G");
+    let (_two, second) = agent(&shop, "null:1G");
+    let line = format!(
+        "lab fleet --agent one={first} --agent two={second} --warm-up 0 --duration 4s --interval 100ms -o r.json"
+    );
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let mut child = Running::start(shop.command(&words).stdout(Stdio::null()).stderr(Stdio::null()));
+    let begun = Instant::now();
+    while !shop.path("r.json").exists() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "it has not begun");
+        thread::sleep(Duration::from_millis(20));
+    }
+    // Into the phase, which all agents have started.
+    thread::sleep(Duration::from_millis(1500));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let before = read(&shop, "r.json");
+    assert_eq!(before["end"]["kind"], "stopped");
+    let printed = flat(&shop.ok(&line));
+    assert!(printed.contains("2 agents measured. All were active for 4.00 s"), "{printed}");
+    let after = read(&shop, "r.json");
+    assert_eq!(after["fleet"]["run"], before["fleet"]["run"]);
+    assert!(begun.elapsed() < Duration::from_millis(7500), "it was measured once: {:?}", begun.elapsed());
+}
+
+#[test]
+fn an_agent_writes_only_what_its_own_command_line_allows() {
+    let shop = shop();
+    fs::write(shop.path("mine.raw"), vec![7; 1 << 20]).unwrap();
+    let (_one, first) = agent(&shop, "data=mine.raw");
+    let (_two, second) = agent(&shop, "data=mine.raw --read-only");
+    let write = |address: &str, more: &str| {
+        steady(&shop.fails(1, &format!("lab fleet --agent one={address} {SHORT} {more} -o r.json")))
+    };
+    let refused = write(&first, "--read-percent 0");
+    assert!(
+        refused.contains("one: data would be overwritten, but holds") || refused.contains("would be overwritten"),
+        "{refused}"
+    );
+    let refused = write(&first, "--fill");
+    assert!(refused.contains("would be overwritten"), "{refused}");
+    let refused = write(&second, "--read-percent 0");
+    assert!(refused.contains("allows reading only"), "{refused}");
+    let refused = write(&second, "--target other");
+    assert!(refused.contains("there is no target \"other\" here; there are data"), "{refused}");
+    assert_eq!(fs::read(shop.path("mine.raw")).unwrap(), vec![7; 1 << 20]);
+    assert!(!shop.path("r.json").exists(), "nothing was measured");
+}
+
+#[test]
+fn agents_connect_to_a_controller_that_expects_them() {
+    let shop = shop();
+    let line = format!("lab fleet --expect 2 {SHORT} -o r.json");
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let mut child = Running::start(shop.command(&words).stdout(Stdio::piped()).stderr(Stdio::piped()));
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let addresses: Vec<String> = lines
+        .by_ref()
+        .filter_map(|line| Some(line.split_once("--connect ")?.1.split(' ').next()?.to_owned()))
+        .take(2)
+        .collect();
+    let agents: Vec<Running> = addresses
+        .iter()
+        .map(|address| {
+            let words = ["lab", "agent", "--connect", address, "null:1G"];
+            Running::start(shop.command(&words).stdout(Stdio::null()).stderr(Stdio::null()))
+        })
+        .collect();
+    let rest = thread::spawn(move || lines.collect::<Vec<_>>());
+    let ended = child.output().unwrap();
+    assert_eq!(ended.status.code(), Some(0), "{:?}", rest.join().unwrap());
+    assert_eq!(read(&shop, "r.json")["fleet"]["agents"].as_array().unwrap().len(), 2);
+    drop(agents);
+}
+
+#[test]
+fn strangers_and_mistakes_are_refused_with_a_reason() {
+    let shop = shop();
+    let fingerprint = shop.ok("lab fleet --fingerprint").trim_end().to_owned();
+    assert_eq!(fingerprint.len(), 64);
+    let (_one, pinned) = agent(&shop, &format!("null: --controller {fingerprint}"));
+    assert!(!pinned.contains('/'), "no token is made for a pinned controller");
+    shop.ok(&format!("lab fleet --agent {pinned} {SHORT} -o r.json"));
+    let stranger = shop.fails(1, &format!("lab fleet --agent {pinned} --identity other.pem {SHORT} -o r.json"));
+    assert!(stranger.contains("is not pinned here, and no token was given"), "{stranger}");
+    let place = pinned.split('#').next().unwrap();
+    let wrong = shop.fails(1, &format!("lab fleet --agent {place}#{fingerprint} {SHORT} -o s.json"));
+    assert!(wrong.contains("its fingerprint is") && wrong.contains("compare the fingerprint"), "{wrong}");
+    let nobody = shop.fails(1, &format!("lab fleet --agent 127.0.0.1:1#{fingerprint} {SHORT} -o s.json"));
+    assert!(nobody.contains("127.0.0.1:1: cannot connect") && nobody.contains("is it running"), "{nobody}");
+    for (line, code, why) in [
+        ("lab fleet", 2, "no agent is named"),
+        ("lab fleet --agent host:1", 1, "the fingerprint is missing"),
+        ("lab fleet nothing.toml", 1, "nothing.toml"),
+        ("lab agent a=null: a=null:", 2, "two targets are called a"),
+        ("lab agent null: --controller abc", 2, "not a fingerprint"),
+        ("lab agent null: --connect host:1", 1, "the fingerprint is missing"),
+        ("lab agent null: --listen 127.0.0.1:x", 2, "not a port"),
+    ] {
+        let error = shop.fails(code, line);
+        assert!(error.contains(why), "{line}: {error}");
+    }
+    let count = shop.fails(1, &format!("lab fleet --agent {pinned} --count 100 -o s.json"));
+    assert!(count.contains("ends after a count of requests"), "{count}");
+}
+
+#[test]
+fn an_agent_tells_where_it_is_as_json_and_ends_by_a_signal() {
+    let shop = shop();
+    let words = ["lab", "agent", "--listen", "127.0.0.1:0", "data=null:", "--json"];
+    let mut child = Running::start(shop.command(&words).stdout(Stdio::piped()).stderr(Stdio::null()));
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut printed = String::new();
+    while !printed.ends_with("}\n") {
+        printed.push_str(&(lines.next().unwrap() + "\n"));
+    }
+    assert_eq!(schemas::validate(&printed), "diskwright.lab.agent/1");
+    let told: Value = serde_json::from_str(&printed).unwrap();
+    assert_eq!(told["targets"][0], "data");
+    assert!(told["address"].as_str().unwrap().contains(told["fingerprint"].as_str().unwrap()));
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}

@@ -1,0 +1,68 @@
+//! One step for all agents at the same time: a short-lived thread for each.
+
+use super::remote::Remote;
+use crate::error::{FleetError, Result};
+use diskwright_load::{Job, seeds};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Stack of a thread that talks to one agent.
+const STACK_BYTES: usize = 512 << 10;
+/// How often an agent is told that its controller is there, while it has nothing to do.
+const STAY: Duration = Duration::from_secs(5);
+/// How often it is looked whether it has something to do.
+const STAY_LOOK: Duration = Duration::from_millis(20);
+
+/// Does something with each agent, in a thread for each. The results are in the order of agents.
+pub(super) fn each<'a, T: Send, R: Send>(all: &'a mut [R], work: impl Fn(usize, &'a mut R) -> T + Sync) -> Vec<T> {
+    thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = all
+            .iter_mut()
+            .enumerate()
+            .map(|(number, one)| {
+                let builder = thread::Builder::new().stack_size(STACK_BYTES);
+                builder.spawn_scoped(scope, move || work(number, one))
+            })
+            .collect();
+        let joined = threads.into_iter().map(|thread| match thread.map(|thread| thread.join()) {
+            Ok(Ok(value)) => value,
+            Ok(Err(panic)) => std::panic::resume_unwind(panic),
+            Err(error) => panic!("a thread for an agent cannot be started: {error}"),
+        });
+        joined.collect()
+    })
+}
+
+/// Keeps an agent's connection in use until something is over.
+pub(super) fn stay_until(remote: &mut Remote, is_over: &dyn Fn() -> bool) {
+    let mut last = Instant::now();
+    while !is_over() {
+        thread::sleep(STAY_LOOK);
+        if last.elapsed() >= STAY {
+            remote.stay();
+            last = Instant::now();
+        }
+    }
+}
+
+/// The job of an agent: with a seed of its own, so that agents that share a disk do not read the
+/// same blocks at the same time.
+pub(super) fn seeded(job: Job, number: usize) -> Job {
+    Job { seed: seeds::of_window(job.seed, "agent", number), ..job }
+}
+
+/// Every agent that failed, as one error.
+pub(super) fn all_or_failed<T>(results: Vec<Result<T>>) -> Result<Vec<T>> {
+    let failed: Vec<String> =
+        results.iter().filter_map(|result| result.as_ref().err().map(ToString::to_string)).collect();
+    match failed.len() {
+        0 | 1 => results.into_iter().collect(),
+        more => Err(FleetError::Plan {
+            what: format!("{more} agents failed:\n  {}", failed.join("\n  ")),
+            hint: "nothing was measured; see each of them".into(),
+        }),
+    }
+}

@@ -1,0 +1,124 @@
+//! Agents and controllers that die.
+
+use super::{agent, fleet, go_on, job, options};
+use crate::{
+    controller::{FleetLook, FleetOptions, OnLoss},
+    identity::Identity,
+};
+use diskwright_load::{record::End, warning::Warning};
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+#[test]
+fn a_lost_agent_ends_the_figures_of_all_at_the_same_time() {
+    for on_loss in [OnLoss::GoOn, OnLoss::Stop] {
+        let own = Identity::temporary().unwrap();
+        let agents: Vec<_> = (0..3).map(|_| agent(&[own.fingerprint])).collect();
+        let job = job(0, 6000);
+        let options = FleetOptions { lost_after: Duration::from_millis(500), on_loss, ..options(&own) };
+        let mut fleet = fleet("r", &agents, options, &job).unwrap();
+        let begun = Instant::now();
+        let is_killed = AtomicBool::new(false);
+        let victim = Mutex::new(Some(agents[1].agent.clone()));
+        let watch = |look: &FleetLook<'_>| {
+            let all_measure = look.agents.iter().all(|agent| agent.snapshot.is_some());
+            if begun.elapsed() > Duration::from_millis(1500) && all_measure && !is_killed.swap(true, Ordering::Relaxed)
+            {
+                victim.lock().unwrap().take().unwrap().end();
+            }
+            true
+        };
+        let run = fleet.measure(3, &|_| job.clone(), &watch).unwrap();
+        fleet.finish();
+        let of_fleet = run.fleet.as_ref().unwrap();
+        let End::Failed { first, .. } = &run.head.end else { panic!("{:?}", run.head.end) };
+        assert!(first.contains("a1 was lost"), "{first}");
+        assert_eq!(of_fleet.lost[0].agent, 1);
+        assert!(
+            matches!(&run.head.warnings[0], Warning::AgentLost { agent, .. } if agent == "a1"),
+            "{:?}",
+            run.head.warnings
+        );
+        let (phase, times) = (&run.phases[0], &of_fleet.phases[0]);
+        // Three threads, each with what it did until the loss.
+        assert_eq!(phase.threads.len(), 3);
+        assert!(phase.window_ns > 0 && phase.window_ns < 5_000_000_000, "{}", phase.window_ns);
+        assert_eq!(times.until_ns - times.from_ns, phase.window_ns as i64);
+        assert!(phase.threads.iter().all(|thread| thread.reads.ios > 0), "also the lost one");
+        let after = phase.series.iter().filter(|point| point.start_ns > times.until_ns as u64 + 200_000_000).count();
+        match on_loss {
+            OnLoss::GoOn => assert!(after > 10, "the others went on: {after}"),
+            OnLoss::Stop => assert!(begun.elapsed() < Duration::from_secs(6), "the others were stopped"),
+        }
+    }
+}
+
+#[test]
+fn a_controller_that_died_goes_on_and_nothing_is_measured_twice() {
+    let own = Identity::temporary().unwrap();
+    let agents: Vec<_> = (0..2).map(|_| agent(&[own.fingerprint])).collect();
+    let job = job(0, 1500);
+    let before = {
+        let mut first = fleet("same", &agents, options(&own), &job).unwrap();
+        let run = first.measure(2, &|_| job.clone(), &go_on).unwrap();
+        // It dies before it has saved anything: the connections break.
+        run
+    };
+    let mut second = fleet("same", &agents, options(&own), &job).unwrap();
+    let begun = Instant::now();
+    let after = second.measure(2, &|_| job.clone(), &go_on).unwrap();
+    assert!(begun.elapsed() < Duration::from_millis(1000), "it was not measured again");
+    assert_eq!(after.phases[0].threads, before.phases[0].threads, "the same requests");
+    assert_eq!(after.head.end, End::Complete);
+    second.kept();
+    second.finish();
+}
+
+#[test]
+fn a_phase_that_runs_goes_on_without_its_controller() {
+    let own = Identity::temporary().unwrap();
+    let agents: Vec<_> = (0..2).map(|_| agent(&[own.fingerprint])).collect();
+    let job = job(0, 3000);
+    let mut first = fleet("same", &agents, options(&own), &job).unwrap();
+    let begun = Instant::now();
+    // A controller that dies within the phase: its thread is left behind, and its connections are
+    // replaced by those of the next one.
+    let (job_of_first, died) = (job.clone(), std::sync::Arc::new(AtomicBool::new(false)));
+    let dies = std::sync::Arc::clone(&died);
+    let dead = std::thread::spawn(move || {
+        let watch = move |_: &FleetLook<'_>| {
+            dies.store(true, Ordering::Relaxed);
+            true
+        };
+        let _ = first.measure(2, &|_| job_of_first.clone(), &watch);
+    });
+    while !died.load(Ordering::Relaxed) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let mut second = fleet("same", &agents, options(&own), &job).unwrap();
+    let run = second.measure(2, &|_| job.clone(), &go_on).unwrap();
+    second.finish();
+    assert_eq!((run.head.end, run.phases[0].window_ns), (End::Complete, 3_000_000_000));
+    assert!(begun.elapsed() < Duration::from_millis(5500), "it was measured once: {:?}", begun.elapsed());
+    dead.join().unwrap();
+}
+
+#[test]
+fn a_stop_of_the_user_keeps_what_all_have_measured() {
+    let own = Identity::temporary().unwrap();
+    let agents: Vec<_> = (0..2).map(|_| agent(&[own.fingerprint])).collect();
+    let job = job(0, 20_000);
+    let mut fleet = fleet("r", &agents, options(&own), &job).unwrap();
+    let begun = Instant::now();
+    let watch = |_: &FleetLook<'_>| begun.elapsed() < Duration::from_secs(2);
+    let run = fleet.measure(2, &|_| job.clone(), &watch).unwrap();
+    fleet.finish();
+    assert_eq!(run.head.end, End::Stopped, "{:?}", run.head.warnings);
+    assert!(run.phases[0].window_ns > 500_000_000 && run.phases[0].total().both.ios > 0);
+    assert!(begun.elapsed() < Duration::from_secs(6));
+}
