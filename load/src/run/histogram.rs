@@ -246,6 +246,20 @@ mod tests {
         }
 
         #[test]
+        fn parts_that_are_merged_have_the_bins_of_one_recording(parts in prop::collection::vec(prop::collection::vec(any::<u64>(), 0..50), 1..9)) {
+            let mut merged = LatencyRecord::default();
+            for part in &parts {
+                merged.add(&sum_of(part).record());
+            }
+            let pooled = sum_of(&parts.concat()).record();
+            prop_assert_eq!(&merged.buckets, &pooled.buckets);
+            prop_assert_eq!((merged.count, merged.min_ns, merged.max_ns), (pooled.count, pooled.min_ns, pooled.max_ns));
+            for share in [0.0, 0.5, 0.9, 0.99, 0.999, 1.0] {
+                prop_assert_eq!(merged.quantile_ns(share), pooled.quantile_ns(share));
+            }
+        }
+
+        #[test]
         fn moments_are_exact_and_quantiles_within_a_thousandth(mut values in prop::collection::vec(0_u64..1 << 40, 1..200), share in 0.0_f64..=1.0) {
             let sum = sum_of(&values);
             values.sort_unstable();

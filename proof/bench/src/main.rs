@@ -46,6 +46,7 @@ mod convert;
 mod discard;
 mod expand;
 mod fio;
+mod fleet;
 mod large;
 mod merge;
 mod object;

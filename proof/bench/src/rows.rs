@@ -1,13 +1,13 @@
 //! The table of all rows.
 
 use crate::{
-    allocate, chains, check, clones, compact, convert, discard, expand, large, merge, object, populated, rbd, rescue,
-    serve, sesparse, space, tracking, vmdk,
+    allocate, chains, check, clones, compact, convert, discard, expand, fleet, large, merge, object, populated, rbd,
+    rescue, serve, sesparse, space, tracking, vmdk,
 };
 use diskwright_lab::{acceptance::Row, selftest};
 
 /// The rows about disks and servers.
-const OWN: [Row; 62] = [
+const OWN: [Row; 65] = [
     Row {
         name: "workloads",
         title: "populated dynamic and differencing disks against the same blocks used as a raw file, 16 workloads, O_DIRECT, QD 32: 0.95 of the IOPS, 1.10 of the CPU in 126 of 128 comparisons",
@@ -102,6 +102,21 @@ const OWN: [Row; 62] = [
         name: "rbd-vhdx",
         title: "4K random read and write of a populated VHDX inside an RBD image against a raw RBD image: 0.95 of the IOPS",
         measure: rbd::vhdx,
+    },
+    Row {
+        name: "fleet",
+        title: "eight agents on this machine against one generator with eight threads, 4K random read from the page cache: the same IOPS; the controller: a hundredth of a core",
+        measure: fleet::eight,
+    },
+    Row {
+        name: "fleet-many",
+        title: "200 agents on this machine: from the plan to the start under 5 s, the controller under 256 MiB",
+        measure: fleet::many,
+    },
+    Row {
+        name: "fleet-clock",
+        title: "the offset between clocks over a network with uneven delays of up to 5 ms: within the stated error in 99 of 100 tries",
+        measure: fleet::clocks,
     },
     Row {
         name: "resync",
