@@ -38,7 +38,7 @@ pub struct FleetOptions {
 pub enum Way {
     /// The controller dials.
     Dial(Address),
-    /// The agent dials and is taken in by an [`Entrance`].
+    /// The agent dials and is taken in by an [`Entrance`](super::Entrance).
     Await,
 }
 
