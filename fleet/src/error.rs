@@ -73,6 +73,14 @@ pub enum FleetError {
         /// What the peer sent.
         what: String,
     },
+    /// An agent serves another controller.
+    #[error("{name}: {why}")]
+    Busy {
+        /// Name of the peer.
+        name: String,
+        /// The agent's reason: a sentence.
+        why: String,
+    },
     /// An agent refuses.
     #[error("{name}: {why}")]
     Refused {

@@ -38,6 +38,8 @@ pub mod identity;
 pub mod link;
 pub mod merge;
 pub mod message;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod trust;
 pub mod wire;
 

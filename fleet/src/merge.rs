@@ -27,7 +27,7 @@ use diskwright_load::{
     },
     warning::Warning,
 };
-use std::ops::Range;
+use std::{mem::discriminant, ops::Range};
 
 /// An agent with fewer requests than this share of the median of its group is a straggler.
 const STRAGGLER: f64 = 0.8;
@@ -174,10 +174,7 @@ pub fn merged(parts: Parts<'_>) -> Run {
         .map(|(number, agent)| agents[..number].iter().all(|other| other.boot_id != agent.boot_id))
         .collect();
     let numbers = Numbers { first_loads, first_targets, counts_machine };
-    let is_lost_in = |index: usize| {
-        let name = |loss: &Loss| phases_until(&job, index).any(|phase| phase == loss.phase) || loss.phase.is_empty();
-        lost.iter().any(name)
-    };
+    let phase_of = |loss: &Loss| job.phases.iter().position(|phase| phase.name == loss.phase);
     let mut records = Vec::with_capacity(phases.len());
     let mut fleet = FleetRecord {
         run: run.to_owned(),
@@ -194,7 +191,12 @@ pub fn merged(parts: Parts<'_>) -> Run {
         let is_whole = |part: &Option<Measured>| {
             part.as_ref().is_some_and(|part| part.phase.window_ns >= planned.duration.as_nanos())
         };
-        let is_complete = phase.parts.iter().all(is_whole) && !is_lost_in(index);
+        // Later phases are those of the agents that were left.
+        let is_left = |agent: usize| {
+            !lost.iter().any(|loss| loss.agent as usize == agent && phase_of(loss).is_some_and(|of| of < index))
+        };
+        let is_complete = !lost.iter().any(|loss| phase_of(loss) == Some(index))
+            && phase.parts.iter().enumerate().all(|(agent, part)| !is_left(agent) || is_whole(part));
         let of_fleet = fleet_phase(phase, &agents, is_complete);
         records.push(phase_record(planned, phase, &numbers, &jobs, index, is_complete));
         fleet.phases.push(of_fleet);
@@ -249,11 +251,6 @@ pub(crate) fn rates<'a>(series: impl Iterator<Item = &'a [SeriesPoint]>) -> Vec<
         }
     }
     sum
-}
-
-/// Names of the phases up to number `index`.
-fn phases_until(job: &Job, index: usize) -> impl Iterator<Item = &str> {
-    job.phases.iter().take(index + 1).map(|phase| phase.name.as_str())
 }
 
 /// Where the numbers of each agent begin, and which agent is the first one of its machine.
@@ -368,10 +365,10 @@ fn phase_record(
         let Some(Measured { phase: part, .. }) = part else { continue };
         record.window_ns = record.window_ns.max(part.window_ns);
         record.window_start_ns = record.window_start_ns.min(part.window_start_ns);
-        let first_thread = record.threads.last().map_or(0, |thread| thread.thread + 1);
+        let first_thread = record.threads.last().map_or(0, |thread| thread.thread.saturating_add(1));
         record.threads.extend(part.threads.iter().map(|thread| ThreadRecord {
-            thread: first_thread + thread.thread,
-            load: thread.load + numbers.first_loads[agent] as u32,
+            thread: first_thread.saturating_add(thread.thread),
+            load: thread.load.saturating_add(numbers.first_loads[agent] as u32),
             target: thread.target + numbers.first_targets[agent],
             ..thread.clone()
         }));
@@ -427,6 +424,12 @@ fn warnings(run: &Run) -> Vec<Warning> {
         warnings.push(Warning::AgentLost { agent, phase, since_ns, why });
     }
     for (phase, of_fleet) in run.phases.iter().zip(&fleet.phases) {
+        if let Some(SteadyRecord { reached_ns, left_ns, range, slope, .. }) = phase.steady
+            && (reached_ns.is_none() || left_ns.is_some())
+        {
+            let (phase, was_reached) = (phase.name.clone(), reached_ns.is_some());
+            warnings.push(Warning::NotSteady { phase, was_reached, range, slope });
+        }
         if of_fleet.skew_ns as f64 > phase.window_ns as f64 * SKEW && fleet.lost.is_empty() {
             let (skew_ns, window_ns) = (of_fleet.skew_ns, phase.window_ns);
             warnings.push(Warning::Skew { phase: phase.name.clone(), skew_ns, window_ns });
@@ -435,8 +438,21 @@ fn warnings(run: &Run) -> Vec<Warning> {
     }
     let mut of_agents: Vec<(Vec<String>, Warning)> = Vec::new();
     for agent in &fleet.agents {
-        for warning in &agent.warnings {
-            match of_agents.iter_mut().find(|(_, other)| other == warning) {
+        let shares_machine = fleet.agents.iter().filter(|other| other.boot_id == agent.boot_id).count() > 1;
+        let own = agent.warnings.iter().filter(|warning| match warning {
+            // The steady state is that of the sum.
+            Warning::NotSteady { .. } => false,
+            // The other programs are the other agents.
+            Warning::OtherLoad { .. } => !shares_machine,
+            _ => true,
+        });
+        for warning in own {
+            // Of the load of machines one figure is shown.
+            let is_alike = |other: &Warning| match warning {
+                Warning::OtherLoad { .. } | Warning::StolenTime { .. } => discriminant(other) == discriminant(warning),
+                _ => other == warning,
+            };
+            match of_agents.iter_mut().find(|(_, other)| is_alike(other)) {
                 Some((names, _)) if names.last() != Some(&agent.name) => names.push(agent.name.clone()),
                 Some(_) => {}
                 None => of_agents.push((vec![agent.name.clone()], warning.clone())),

@@ -170,6 +170,11 @@ pub enum Answer {
         /// The agent's clock, nanoseconds.
         now_ns: u64,
     },
+    /// To [`Ask::Hello`]: another controller is served.
+    Busy {
+        /// Which one: a sentence.
+        why: String,
+    },
     /// The order is refused.
     Refused {
         /// Why: a sentence.

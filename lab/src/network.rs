@@ -180,6 +180,15 @@ impl Network {
         self.has_delay
     }
 
+    /// Cuts the network, or joins it again: no packet comes through, and no connection is told.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn cut(&self, is_cut: bool) -> Result<(), String> {
+        let near = format!("{DEVICE}{}a", std::process::id());
+        tool("ip", &["link", "set", &near, if is_cut { "down" } else { "up" }])
+    }
+
     /// The command that runs a program in the servers' namespace, without its arguments. The
     /// process becomes the program.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {

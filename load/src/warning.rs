@@ -406,7 +406,7 @@ impl fmt::Display for Warning {
                 };
                 write!(
                     f,
-                    "the result is incomplete since {when}: agent {agent} was lost ({why}); the figures are those of the time before, in which all agents were active"
+                    "the result is incomplete since {when}: agent {agent} was lost ({why}); the figures are those of the time before, in which all agents were active, and those of later phases are of the other agents"
                 )
             }
             Self::Skew { phase, skew_ns, window_ns } => write!(

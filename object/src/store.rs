@@ -125,7 +125,7 @@ fn read_known(fetcher: &Fetcher, data: Option<&Arc<dyn Store>>, buf: &mut [u8], 
         }
         let skip = (within_bytes - start_bytes) as usize;
         buf[done..done + len].copy_from_slice(&pieces[skip..skip + len]);
-        if known.use_it() {
+        if known.use_it() && within_bytes == 0 {
             fetcher.goes_on(block);
         }
         done += len;
@@ -232,7 +232,8 @@ impl Placement for ObjectStore {
             && is_whole
             && let Some(known) = self.fetcher.blocks.get(block)
         {
-            if known.use_it() {
+            // A stream reads a block from its first byte on.
+            if known.use_it() && within_bytes == 0 {
                 self.fetcher.goes_on(block);
             }
             placed.copies[0] = CopyAt { member: 0, offset_bytes };

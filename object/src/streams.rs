@@ -1,14 +1,15 @@
 //! Which reads are sequential, so that it is worth to read ahead.
 //!
 //! A stream is one that misses the first byte of two blocks that follow each other. Random reads of
-//! 4 KiB hit the first byte of a block once in 256 times, so they are hardly ever taken for one.
+//! 4 KiB hit the first byte of a block once in 256 times, so they are hardly ever taken for one. A
+//! stream goes on if the first byte of a block that was read ahead is what is read of it first.
 
 use std::collections::VecDeque;
 
 /// How many starts are remembered.
 const STARTS: usize = 16;
 /// Blocks that are read ahead of a new stream, and at most.
-const AHEAD_MIN: u64 = 4;
+const AHEAD_MIN: u64 = 2;
 pub(crate) const AHEAD_MAX: u64 = 16;
 
 /// Streams of an object.

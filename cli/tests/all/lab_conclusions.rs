@@ -55,6 +55,7 @@ fn what_cannot_be_swept_is_refused_before_anything_is_made() {
     shop.fails(2, "lab sweep x.raw --create-size 1M");
     let error = shop.fails(1, "lab sweep x.raw --create-size 1M --vary files=1,2");
     assert!(error.contains("2 files are needed, but 1"), "{error}");
+    assert!(shop.fails(2, "lab sweep x.raw --create-size 1M --vary agents=1,2").contains("those of a fleet"));
     assert!(!shop.path("x.raw").exists());
 }
 

@@ -2,6 +2,7 @@
 //! or the controller is killed.
 
 use crate::common::{Running, Workshop, flat, schemas, steady};
+use diskwright_lab::network::{Network, NetworkSpec};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -102,6 +103,72 @@ fn a_plan_has_groups_and_a_sweep_finds_how_many_agents_are_enough() {
     // It goes on where it was.
     let more = flat(&shop.ok(&sweep.replace("--rounds 2", "--rounds 3")));
     assert!(more.contains("saved to s.json"), "{more}");
+}
+
+#[test]
+fn a_fleet_compares_targets_in_interleaved_rounds() {
+    let shop = shop();
+    let (_one, first) = agent(&shop, "a=null:1G b=null:2G");
+    let (_two, second) = agent(&shop, "a=null:1G b=null:2G");
+    let line = format!("lab fleet --agent one={first} --agent two={second} --compare --target a");
+    assert!(shop.fails(2, &line).contains("needs two targets or more"));
+    let short = "--warm-up 0 --duration 300ms --interval 100ms --rounds 2";
+    let printed = flat(&shop.ok(&format!("{line} --target b {short} -o c.json")));
+    assert!(printed.contains("saved to c.json"), "{printed}");
+    let result = read(&shop, "c.json");
+    assert_eq!(result["schema"], "diskwright.lab.compare/3");
+    let sides: Vec<&Value> = result["sides"].as_array().unwrap().iter().map(|side| &side["name"]).collect();
+    assert_eq!(sides, ["a", "b"]);
+    let refused = shop.fails(2, &format!("lab fleet --agent {first} --rounds 3"));
+    assert!(refused.contains("belongs to a sweep"), "{refused}");
+}
+
+#[test]
+fn a_network_that_is_cut_for_a_while_costs_nothing_and_one_that_stays_cut_is_a_loss() {
+    let network = match Network::start(&NetworkSpec::default()) {
+        Ok(network) => network,
+        Err(why) => {
+            println!("skipped: a fleet over a network: {why}");
+            return;
+        }
+    };
+    let shop = shop();
+    let (_here, first) = agent(&shop, "null:1G");
+    let own = shop.command(&["lab", "agent", "--listen", &format!("{}:0", network.server()), "null:1G"]);
+    let mut there = network.command(own.get_program());
+    there.args(own.get_args()).current_dir(shop.path("")).stdout(Stdio::piped()).stderr(Stdio::null());
+    there.envs(own.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let mut there = Running::start(&mut there);
+    let mut second = String::new();
+    BufReader::new(there.stdout.take().unwrap()).read_line(&mut second).unwrap();
+    let fleet = |more: &str| {
+        let line = format!(
+            "lab fleet --agent one={first} --agent two={} --warm-up 0 --duration 6s --interval 100ms {more} -o r.json",
+            second.trim_end()
+        );
+        let words: Vec<&str> = line.split_whitespace().collect();
+        Running::start(shop.command(&words).stdout(Stdio::piped()).stderr(Stdio::piped()))
+    };
+    let run = fleet("--lost-after 20s");
+    thread::sleep(Duration::from_secs(2));
+    network.cut(true).unwrap();
+    thread::sleep(Duration::from_secs(2));
+    network.cut(false).unwrap();
+    let ended = run.output().unwrap();
+    assert_eq!(ended.status.code(), Some(0), "{}", String::from_utf8_lossy(&ended.stdout));
+    let result = read(&shop, "r.json");
+    assert_eq!(
+        (&result["end"]["kind"], &result["phases"][0]["window_ns"]),
+        (&"complete".into(), &6_000_000_000_u64.into())
+    );
+
+    let run = fleet("--lost-after 1s --on-loss go-on");
+    thread::sleep(Duration::from_secs(3));
+    network.cut(true).unwrap();
+    let ended = run.output().unwrap();
+    network.cut(false).unwrap();
+    assert_eq!(ended.status.code(), Some(1), "{}", String::from_utf8_lossy(&ended.stdout));
+    assert_eq!(read(&shop, "r.json")["fleet"]["lost"][0]["agent"], 1);
 }
 
 #[test]

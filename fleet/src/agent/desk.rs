@@ -27,6 +27,8 @@ use std::{
 
 /// Time after which a run without a controller is given up.
 pub const ORPHANED: Duration = Duration::from_secs(60);
+/// Time without a message after which a controller counts as lost.
+pub(super) const SILENT: Duration = Duration::from_secs(30);
 /// Records that are kept until the controller has them. Older ones are dropped: those of a
 /// controller that never came back.
 const HELD_MAX: usize = 64;
@@ -40,6 +42,14 @@ const WAIT_MAX: Duration = Duration::from_secs(5);
 struct Held {
     at: At,
     measured: Measured,
+}
+
+/// The connection whose orders count.
+#[derive(Debug)]
+struct SessionOf {
+    number: u64,
+    peer: Fingerprint,
+    instance: String,
 }
 
 /// The run of a controller.
@@ -80,19 +90,20 @@ struct Inner {
     first_interval: u64,
     intervals: VecDeque<IntervalRecord>,
     held: VecDeque<Held>,
-    /// Number of the connection whose orders count.
-    session: Option<(u64, Fingerprint)>,
+    session: Option<SessionOf>,
     sessions: u64,
     /// Since when there is no controller.
     alone_since: Instant,
     is_ended: bool,
     /// The worker has closed everything and ended.
     is_gone: bool,
+    /// Time after which a run without a controller is given up.
+    orphaned: Duration,
 }
 
 /// See the module documentation.
 #[derive(Debug)]
-pub(super) struct Desk {
+pub(crate) struct Desk {
     inner: Mutex<Inner>,
     changed: Condvar,
     allowed: Vec<Allowed>,
@@ -114,7 +125,7 @@ impl Inner {
     }
 
     fn is_orphaned(&self) -> bool {
-        self.session.is_none() && self.alone_since.elapsed() >= ORPHANED
+        self.session.is_none() && self.alone_since.elapsed() >= self.orphaned
     }
 
     fn gives_up(&self) -> bool {
@@ -123,7 +134,7 @@ impl Inner {
 }
 
 impl Desk {
-    pub(super) fn new(allowed: Vec<Allowed>) -> Self {
+    pub(crate) fn new(allowed: Vec<Allowed>, orphaned: Duration) -> Self {
         let inner = Inner {
             number: 0,
             stage: Stage::Idle,
@@ -141,6 +152,7 @@ impl Desk {
             alone_since: Instant::now(),
             is_ended: false,
             is_gone: false,
+            orphaned,
         };
         Self { inner: Mutex::new(inner), changed: Condvar::new(), allowed }
     }
@@ -164,10 +176,15 @@ impl Desk {
     ///
     /// # Errors
     /// A sentence for the controller: another one is served.
-    pub(super) fn open_session(&self, peer: Fingerprint) -> Result<(u64, Option<String>), String> {
+    pub(crate) fn open_session(&self, peer: Fingerprint, instance: &str) -> Result<(u64, Option<String>), String> {
         let mut inner = self.lock();
-        if let Some((_, other)) = inner.session.filter(|(_, other)| *other != peer) {
-            return Err(format!("the controller with the fingerprint {other} is served; one at a time"));
+        let is_other = |session: &&SessionOf| session.peer != peer || session.instance != instance;
+        if let Some(SessionOf { peer: other, .. }) = inner.session.as_ref().filter(is_other) {
+            return Err(format!(
+                "a controller with the fingerprint {other} is served; one at a time. One that died without a word is \
+                 given up after {} s",
+                SILENT.as_secs()
+            ));
         }
         let run = inner.run.as_ref();
         if let Some(run) = run.filter(|run| run.owner != peer) {
@@ -175,19 +192,19 @@ impl Desk {
                 "a run of the controller with the fingerprint {} is not finished; it is given up {} s after the \
                  controller was lost",
                 run.owner,
-                ORPHANED.as_secs()
+                inner.orphaned.as_secs()
             ));
         }
         inner.sessions += 1;
         // An older connection of the same controller has failed without a word.
-        inner.session = Some((inner.sessions, peer));
+        inner.session = Some(SessionOf { number: inner.sessions, peer, instance: instance.to_owned() });
         Ok((inner.sessions, inner.run.as_ref().map(|run| run.id.clone())))
     }
 
     /// Ends a connection.
     pub(super) fn close_session(&self, number: u64) {
         let mut inner = self.lock();
-        if inner.session.is_some_and(|(current, _)| current == number) {
+        if inner.session.as_ref().is_some_and(|session| session.number == number) {
             inner.session = None;
             inner.alone_since = Instant::now();
         }
@@ -196,7 +213,7 @@ impl Desk {
     /// Whether the orders of this connection count.
     pub(super) fn is_current(&self, number: u64) -> bool {
         let inner = self.lock();
-        !inner.is_ended && inner.session.is_some_and(|(current, _)| current == number)
+        !inner.is_ended && inner.session.as_ref().is_some_and(|session| session.number == number)
     }
 
     /// Takes the order to prepare targets.

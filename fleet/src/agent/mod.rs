@@ -13,14 +13,15 @@
 //! | `keeper.rs`, `event.rs` | what the program that starts an agent provides and is told |
 //! | `work.rs` | prepares targets and runs jobs, in a thread of its own |
 //!
-//! One controller is served at a time. If its connection is lost, a phase that runs goes on to its
+//! One controller is served at a time, also if several have the same identity. If its connection is
+//! lost, a phase that runs goes on to its
 //! end and its record is kept, and the same controller can come back, also as a new process. After
 //! [`ORPHANED`] without a controller a run is given up, and another controller may come.
 
-mod desk;
+pub(crate) mod desk;
 mod event;
 mod keeper;
-mod session;
+pub(crate) mod session;
 mod work;
 
 pub use desk::ORPHANED;
@@ -54,6 +55,12 @@ const LINKS_MAX: usize = 16;
 /// Time between two attempts to reach a controller.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// What tells a program from others with the same identity.
+pub(crate) fn new_instance() -> String {
+    static NUMBER: AtomicUsize = AtomicUsize::new(0);
+    format!("{}-{}-{}", std::process::id(), clock::now_ns(), NUMBER.fetch_add(1, Ordering::Relaxed))
+}
+
 /// An agent; see the module documentation.
 #[derive(Clone)]
 pub struct Agent {
@@ -72,13 +79,24 @@ impl std::fmt::Debug for Agent {
 }
 
 impl Agent {
-    /// An agent that nobody can reach yet.
+    /// An agent that nobody can reach yet. It gives a run up that is without a controller for
+    /// [`ORPHANED`].
     pub fn new(identity: Identity, trust: Trust, keeper: Box<dyn Keeper>, events: Events) -> Self {
-        let desk = Arc::new(Desk::new(keeper.allowed()));
+        Self::with_patience(identity, trust, keeper, events, ORPHANED)
+    }
+
+    /// Like [`Agent::new`], with another time after which a run is given up.
+    pub fn with_patience(
+        identity: Identity,
+        trust: Trust,
+        keeper: Box<dyn Keeper>,
+        events: Events,
+        orphaned: Duration,
+    ) -> Self {
+        let desk = Arc::new(Desk::new(keeper.allowed(), orphaned));
         let worker = (Arc::clone(&desk), Arc::clone(&events));
         thread::spawn(move || work::work(&worker.0, keeper, &worker.1));
-        let instance = format!("{}-{}", std::process::id(), clock::now_ns());
-        Self { identity, trust: Arc::new(trust), desk, events, instance }
+        Self { identity, trust: Arc::new(trust), desk, events, instance: new_instance() }
     }
 
     /// Serves controllers that connect, until [`Agent::end`].

@@ -3,7 +3,7 @@
 //! A connection that is silent for [`SILENT`] is closed. A controller looks more often than that.
 
 use super::{
-    desk::Desk,
+    desk::{Desk, SILENT},
     event::{Event, Events},
 };
 use crate::{
@@ -19,8 +19,6 @@ use std::time::Duration;
 
 /// Time for the first message.
 const FIRST: Duration = Duration::from_secs(10);
-/// Time without a message after which the controller counts as lost.
-const SILENT: Duration = Duration::from_secs(30);
 
 /// The first message of the side that dials.
 pub(crate) fn hello(token: Option<&Token>, instance: &str) -> Hello {
@@ -89,10 +87,10 @@ fn welcome(desk: &Desk, link: &mut Link, trust: Option<&Trust>, events: &Events)
         // Trust first: a stranger learns nothing about this program.
         trust.map_or(Ok(()), |trust| trust.admit(peer, hello.token.as_deref()))?;
         understands(&hello)?;
-        desk.open_session(peer)
+        Ok(desk.open_session(peer, &hello.instance))
     });
     match admitted {
-        Ok((number, run)) => {
+        Ok(Ok((number, run))) => {
             let welcome = Welcome {
                 schema: SCHEMA.into(),
                 versions: Versions::detect(),
@@ -109,6 +107,10 @@ fn welcome(desk: &Desk, link: &mut Link, trust: Option<&Trust>, events: &Events)
             }
             Some(number)
         }
+        Ok(Err(why)) => {
+            let _ = link.send(&Answer::Busy { why });
+            None
+        }
         Err(why) => {
             events(Event::Refused(format!("the peer with the fingerprint {peer}: {why}")));
             let _ = link.send(&Answer::Refused { why });
@@ -117,7 +119,8 @@ fn welcome(desk: &Desk, link: &mut Link, trust: Option<&Trust>, events: &Events)
     }
 }
 
-fn answer(desk: &Desk, ask: Ask, (peer, received_ns): (Fingerprint, u64), events: &Events) -> Answer {
+/// Carries an order out.
+pub(crate) fn answer(desk: &Desk, ask: Ask, (peer, received_ns): (Fingerprint, u64), events: &Events) -> Answer {
     match ask {
         Ask::Hello(_) => Answer::Refused { why: "hello is the first message, and only the first".into() },
         Ask::Clock { .. } => Answer::Clock { received_ns, answered_ns: clock::now_ns() },

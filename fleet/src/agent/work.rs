@@ -65,6 +65,9 @@ fn cell(
     arm: Arm,
 ) -> Result<Next, String> {
     let Arm { at, job, keep_going } = arm;
+    if at.phase > 0 {
+        return Err("the phase does not follow one that was measured".into());
+    }
     keeper.allows(&job)?;
     let options = RunOptions {
         keep_going,

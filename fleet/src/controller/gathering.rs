@@ -44,7 +44,7 @@ struct Part {
 
 /// See the module documentation.
 #[derive(Debug)]
-pub(super) struct Gathering {
+pub(crate) struct Gathering {
     parts: Vec<Part>,
     window: Option<Range<u64>>,
     series: Vec<SeriesPoint>,
@@ -61,7 +61,7 @@ fn add(sum: &mut SideRecord, more: &SideRecord) {
 
 impl Gathering {
     /// Nothing yet, of this number of agents.
-    pub(super) fn new(agents: usize, window: Option<Range<u64>>) -> Self {
+    pub(crate) fn new(agents: usize, window: Option<Range<u64>>) -> Self {
         let part = || Part {
             waiting: VecDeque::new(),
             until_ns: 0,
@@ -80,7 +80,7 @@ impl Gathering {
     }
 
     /// Sets the window of a phase that waited for the steady state.
-    pub(super) fn set_window(&mut self, window: Range<u64>) {
+    pub(crate) fn set_window(&mut self, window: Range<u64>) {
         self.window.get_or_insert(window);
     }
 
@@ -88,7 +88,7 @@ impl Gathering {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub(super) fn push(&mut self, agent: usize, interval: IntervalRecord) -> Result<(), String> {
+    pub(crate) fn push(&mut self, agent: usize, interval: IntervalRecord) -> Result<(), String> {
         let part = &mut self.parts[agent];
         check_interval(&interval, &mut part.left)?;
         if interval.start_ns < part.until_ns || interval.len_ns == 0 {
@@ -100,15 +100,20 @@ impl Gathering {
         Ok(())
     }
 
+    /// An agent was lost in an earlier phase, and is not one of those that are added.
+    pub(crate) fn leave_out(&mut self, agent: usize) {
+        self.parts[agent].state = PartState::Lost;
+    }
+
     /// An agent has sent all its intervals.
-    pub(super) fn done(&mut self, agent: usize) {
+    pub(crate) fn done(&mut self, agent: usize) {
         self.parts[agent].state = PartState::Done;
         self.add_up();
     }
 
     /// An agent is lost, or has ended before the others. Returns the end of the time in which all
     /// were there.
-    pub(super) fn lose(&mut self, agent: usize) -> u64 {
+    pub(crate) fn lose(&mut self, agent: usize) -> u64 {
         let part = &mut self.parts[agent];
         part.state = PartState::Lost;
         part.waiting.clear();
@@ -155,13 +160,13 @@ impl Gathering {
     }
 
     /// The sum of all agents, interval by interval.
-    pub(super) fn series(&self) -> &[SeriesPoint] {
+    pub(crate) fn series(&self) -> &[SeriesPoint] {
         &self.series
     }
 
     /// The part of the window in which all agents were there, and the reads and writes of each
     /// agent in it.
-    pub(super) fn common(&self) -> (Range<u64>, Vec<(SideRecord, SideRecord)>) {
+    pub(crate) fn common(&self) -> (Range<u64>, Vec<(SideRecord, SideRecord)>) {
         let sums = self.parts.iter().map(|part| (part.reads.clone(), part.writes.clone())).collect();
         (self.common_ns.clone().unwrap_or(0..0), sums)
     }

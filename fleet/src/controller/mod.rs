@@ -20,7 +20,7 @@
 //! all agents have in common, and by [`OnLoss`] the others go on or stop.
 
 mod entrance;
-mod gathering;
+pub(crate) mod gathering;
 mod options;
 mod phase;
 mod remote;
@@ -32,6 +32,7 @@ pub use phase::{AgentLook, FleetLook, FleetWatch};
 pub use remote::Remote;
 
 use crate::{
+    agent::new_instance,
     error::{FleetError, Result},
     merge,
     message::Task,
@@ -85,9 +86,10 @@ impl Fleet {
                 hint: format!("name 1 to {AGENTS_MAX} agents"),
             });
         }
+        let instance = new_instance();
         let mut wanted = wanted.to_vec();
         let connected = each(&mut wanted, |_, wanted| {
-            let mut remote = Remote::connect(wanted.clone(), &options, entrance.cloned())?;
+            let mut remote = Remote::connect(wanted.clone(), &options, &instance, entrance.cloned())?;
             remote.make_free(run)?;
             remote.compare_clocks()?;
             Ok(remote)

@@ -176,6 +176,8 @@ impl Following<'_> {
                 End::Failed { first, .. } => format!("its requests failed: {first}"),
                 _ => "its phase ended before its time".into(),
             };
+            // Its job has ended, so it cannot take part in later phases.
+            remote.lost = Some(why.clone());
             self.lose(number, why);
         } else {
             lock(&self.gathering).done(number);
@@ -260,7 +262,7 @@ impl<'a> Measuring<'a> {
         let phase = self.jobs[0].phases[index].clone();
         let mut gathering = Gathering::new(remotes.len(), window_of(&phase));
         for (number, _) in remotes.iter().enumerate().filter(|(_, remote)| remote.lost.is_some()) {
-            gathering.lose(number);
+            gathering.leave_out(number);
         }
         let looks = remotes.iter().map(|remote| AgentLook {
             name: remote.name().to_owned(),

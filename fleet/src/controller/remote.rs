@@ -33,6 +33,8 @@ use std::{
 const LOOK: Duration = Duration::from_millis(1000);
 /// Time between two attempts to connect again.
 const AGAIN: Duration = Duration::from_millis(200);
+/// How long an agent is asked again that serves another controller.
+const BUSY: Duration = Duration::from_secs(3);
 /// How long an agent that dials is waited for at first.
 const ARRIVES: Duration = Duration::from_secs(300);
 
@@ -44,6 +46,8 @@ pub struct Remote {
     peer: Fingerprint,
     /// Of an agent that dials: tells it from others with the same fingerprint.
     instance: String,
+    /// Tells this controller from others with the same identity.
+    own_instance: String,
     identity: crate::identity::Identity,
     lost_after: Duration,
     entrance: Option<Arc<Entrance>>,
@@ -66,7 +70,7 @@ struct Greeted {
     welcome: Welcome,
 }
 
-fn greet(wanted: &Wanted, mut link: Link, patience: Duration) -> Result<Greeted> {
+fn greet(wanted: &Wanted, mut link: Link, patience: Duration, own_instance: &str) -> Result<Greeted> {
     let name = || wanted.name.clone();
     let lost = |source| FleetError::Lost { name: name(), source };
     let token = match &wanted.way {
@@ -74,7 +78,7 @@ fn greet(wanted: &Wanted, mut link: Link, patience: Duration) -> Result<Greeted>
         Way::Await => None,
     };
     link.set_patience(patience).map_err(|error| lost(error.into()))?;
-    link.send(&Ask::Hello(agent::hello(token, ""))).map_err(|error| lost(error.into()))?;
+    link.send(&Ask::Hello(agent::hello(token, own_instance))).map_err(|error| lost(error.into()))?;
     match link.receive(ANSWER_BYTES_MAX).map_err(lost)? {
         Answer::Welcome(welcome) => {
             let own = Versions::detect().diskwright;
@@ -89,13 +93,19 @@ fn greet(wanted: &Wanted, mut link: Link, patience: Duration) -> Result<Greeted>
             }
             Ok(Greeted { link, welcome: *welcome })
         }
+        Answer::Busy { why } => Err(FleetError::Busy { name: name(), why }),
         Answer::Refused { why } => Err(FleetError::Refused { name: name(), why }),
         _ => Err(FleetError::Protocol { name: name(), what: "no welcome to the first message".into() }),
     }
 }
 
 impl Remote {
-    pub(super) fn connect(wanted: Wanted, options: &FleetOptions, entrance: Option<Arc<Entrance>>) -> Result<Self> {
+    pub(super) fn connect(
+        wanted: Wanted,
+        options: &FleetOptions,
+        own_instance: &str,
+        entrance: Option<Arc<Entrance>>,
+    ) -> Result<Self> {
         let (link, instance) = match (&wanted.way, &entrance) {
             (Way::Dial(address), _) => (Link::dial(&options.identity, address)?, String::new()),
             (Way::Await, Some(entrance)) => entrance
@@ -109,12 +119,23 @@ impl Remote {
             }
         };
         let peer = link.peer;
-        let Greeted { link, welcome } = greet(&wanted, link, options.lost_after)?;
+        let begun = Instant::now();
+        let mut greeted = greet(&wanted, link, options.lost_after, own_instance);
+        // The agent may not have noticed yet that an earlier controller has died.
+        while let (Err(FleetError::Busy { .. }), Way::Dial(address)) = (&greeted, &wanted.way)
+            && begun.elapsed() < BUSY
+        {
+            thread::sleep(AGAIN);
+            let link = Link::dial(&options.identity, address)?;
+            greeted = greet(&wanted, link, options.lost_after, own_instance);
+        }
+        let Greeted { link, welcome } = greeted?;
         Ok(Self {
             wanted,
             link: Some(link),
             peer,
             instance,
+            own_instance: own_instance.to_owned(),
             identity: options.identity.clone(),
             lost_after: options.lost_after,
             entrance,
@@ -230,7 +251,7 @@ impl Remote {
                     }
                     (Way::Await, None) => None,
                 };
-                match link.map(|link| greet(&self.wanted, link, self.lost_after)) {
+                match link.map(|link| greet(&self.wanted, link, self.lost_after, &self.own_instance)) {
                     Some(Ok(greeted)) => self.link = Some(greeted.link),
                     Some(Err(refused @ (FleetError::Refused { .. } | FleetError::Protocol { .. }))) => {
                         return Err(refused);
@@ -252,7 +273,9 @@ impl Remote {
 
     /// Waits for news. `interval`: the first interval that is not known.
     pub(super) fn look(&mut self, interval: u64) -> Result<State> {
-        let ask = Ask::Look { known: self.known, interval, wait_ms: LOOK.as_millis() as u32 };
+        // The answer must come before the agent counts as silent.
+        let wait = LOOK.min(self.lost_after / 3);
+        let ask = Ask::Look { known: self.known, interval, wait_ms: wait.as_millis() as u32 };
         match self.ask(&ask)? {
             Answer::State(state) => {
                 self.known = state.number;

@@ -80,32 +80,29 @@ fn a_controller_that_died_goes_on_and_nothing_is_measured_twice() {
 }
 
 #[test]
-fn a_phase_that_runs_goes_on_without_its_controller() {
+fn later_phases_are_those_of_the_agents_that_are_left() {
     let own = Identity::temporary().unwrap();
     let agents: Vec<_> = (0..2).map(|_| agent(&[own.fingerprint])).collect();
-    let job = job(0, 3000);
-    let mut first = fleet("same", &agents, options(&own), &job).unwrap();
-    let begun = Instant::now();
-    // A controller that dies within the phase: its thread is left behind, and its connections are
-    // replaced by those of the next one.
-    let (job_of_first, died) = (job.clone(), std::sync::Arc::new(AtomicBool::new(false)));
-    let dies = std::sync::Arc::clone(&died);
-    let dead = std::thread::spawn(move || {
-        let watch = move |_: &FleetLook<'_>| {
-            dies.store(true, Ordering::Relaxed);
-            true
-        };
-        let _ = first.measure(2, &|_| job_of_first.clone(), &watch);
-    });
-    while !died.load(Ordering::Relaxed) {
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    let mut second = fleet("same", &agents, options(&own), &job).unwrap();
-    let run = second.measure(2, &|_| job.clone(), &go_on).unwrap();
-    second.finish();
-    assert_eq!((run.head.end, run.phases[0].window_ns), (End::Complete, 3_000_000_000));
-    assert!(begun.elapsed() < Duration::from_millis(5500), "it was measured once: {:?}", begun.elapsed());
-    dead.join().unwrap();
+    let mut two = job(0, 2000);
+    two.phases.push(two.phases[0].clone());
+    two.phases[1].name = "second".into();
+    let options = FleetOptions { lost_after: Duration::from_millis(500), on_loss: OnLoss::GoOn, ..options(&own) };
+    let mut fleet = fleet("r", &agents, options, &two).unwrap();
+    let victim = Mutex::new(Some(agents[0].agent.clone()));
+    let watch = |look: &FleetLook<'_>| {
+        if look.sum.elapsed_ns > 700_000_000
+            && let Some(agent) = victim.lock().unwrap().take()
+        {
+            agent.end();
+        }
+        true
+    };
+    let run = fleet.measure(2, &|_| two.clone(), &watch).unwrap();
+    fleet.finish();
+    assert_eq!((run.phases.len(), run.fleet.as_ref().unwrap().lost.len()), (2, 1));
+    assert!(run.phases[0].window_ns < 2_000_000_000);
+    assert_eq!((run.phases[1].window_ns, run.phases[1].threads.len()), (2_000_000_000, 1));
+    assert_eq!(run.phases[1].threads[0].target, 1, "the agent that is left");
 }
 
 #[test]

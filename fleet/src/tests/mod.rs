@@ -4,10 +4,11 @@ mod clocks;
 mod loss;
 mod orders;
 mod runs;
+mod steps;
 
 use crate::{
     address::{Address, Place},
-    agent::{Agent, Event, Keeper, Prepared, Preparing},
+    agent::{Agent, Event, Keeper, ORPHANED, Prepared, Preparing},
     controller::{Fleet, FleetLook, FleetOptions, OnLoss, Remote, Wanted, Way},
     identity::{Fingerprint, Identity},
     message::{Allowed, Task},
@@ -60,7 +61,15 @@ pub(super) struct Started {
     pub(super) agent: Agent,
     pub(super) address: Address,
     pub(super) closed: Arc<Mutex<u32>>,
+    prepared: Arc<Mutex<u32>>,
     pub(super) events: Arc<Mutex<Vec<Event>>>,
+}
+
+impl Started {
+    /// How often its targets were opened.
+    pub(super) fn begun(&self) -> u32 {
+        *self.prepared.lock().unwrap()
+    }
 }
 
 /// Starts an agent that admits these controllers.
@@ -69,17 +78,23 @@ pub(super) fn agent(pinned: &[Fingerprint]) -> Started {
 }
 
 pub(super) fn agent_with(trust: Trust) -> Started {
+    agent_with_patience(trust, ORPHANED)
+}
+
+/// An agent that gives a run up after this time without its controller.
+pub(super) fn agent_with_patience(trust: Trust, orphaned: Duration) -> Started {
     let events = Arc::new(Mutex::new(Vec::new()));
     let keeper = NullKeeper::default();
-    let closed = Arc::clone(&keeper.closed);
+    let (closed, prepared) = (Arc::clone(&keeper.closed), Arc::clone(&keeper.prepared));
     let seen = Arc::clone(&events);
     let tell = Arc::new(move |event| seen.lock().unwrap().push(event));
-    let agent = Agent::new(Identity::temporary().unwrap(), trust, Box::new(keeper), tell);
+    let own = Identity::temporary().unwrap();
+    let agent = Agent::with_patience(own, trust, Box::new(keeper), tell, orphaned);
     let door = agent.door(&Place::Tcp("127.0.0.1".into(), 0)).unwrap();
     let address = Address { place: door.place().unwrap(), fingerprint: agent.fingerprint(), token: None };
     let listening = agent.clone();
     thread::spawn(move || listening.listen(&door));
-    Started { agent, address, closed, events }
+    Started { agent, address, closed, prepared, events }
 }
 
 pub(super) fn options(identity: &Identity) -> FleetOptions {

@@ -82,6 +82,9 @@ fn one_controller_at_a_time() {
     let mut fleet_of_one = fleet("r", &started, options(&one), &job(0, 100)).unwrap();
     let busy = Fleet::connect("s", &[wanted("a", &started[0].address)], options(&other), None).unwrap_err();
     assert!(busy.to_string().contains("one at a time"), "{busy}");
+    // Also one of the same user, whose run would end the first one.
+    let same = Fleet::connect("s", &[wanted("a", &started[0].address)], options(&one), None).unwrap_err();
+    assert!(same.to_string().contains("one at a time"), "{same}");
     measure(&mut fleet_of_one, &job(0, 100)).unwrap();
     fleet_of_one.finish();
     drop(fleet_of_one);
@@ -102,6 +105,7 @@ fn a_mistake_of_one_agent_ends_the_run_before_anything_is_measured() {
     let mut fleet = Fleet::connect("r", &wanted, options(&own), None).unwrap();
     let error = fleet.prepare(&|_| job(0, 100), false, &|_, _, _, _| true).unwrap_err().to_string();
     assert!(error.contains("a2") && error.contains("there is no target \"nothing\""), "{error}");
+    drop(fleet);
     let refused = crate::tests::fleet("s", &agents[..1], options(&own), &{
         let mut job = job(0, 100);
         job.name = "refused".into();

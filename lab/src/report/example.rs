@@ -57,6 +57,11 @@ pub fn zero_payload() -> ZeroPayloadResult {
     serde_json::from_str(include_str!("../../tests/results/zero-payload.json")).expect("an example of a study")
 }
 
+/// A run of two agents.
+pub fn fleet() -> Run {
+    serde_json::from_str(include_str!("../../tests/results/fleet.json")).expect("an example of a fleet")
+}
+
 /// A small study of tiers.
 pub fn tiers() -> TiersResult {
     serde_json::from_str(include_str!("../../tests/results/tiers.json")).expect("an example of a study")

@@ -47,7 +47,7 @@ fn agent_table(fleet: &FleetRecord, phase: &PhaseRecord, index: usize) -> Table 
     for (number, agent) in fleet.agents.iter().enumerate() {
         let sum = fleet.total_of(number, phase);
         let cpu = fleet.phases.get(index).and_then(|times| times.agents.get(number)).map(|agent| &agent.cpu);
-        let cpu_ns = cpu.map_or(0, |cpu| cpu.process_user_ns + cpu.process_system_ns) as f64;
+        let cpu_ns = cpu.map_or(0, |cpu| cpu.process_user_ns.saturating_add(cpu.process_system_ns)) as f64;
         let is_lost = fleet.lost.iter().any(|loss| loss.agent as usize == number);
         let mark = match (is_lost, fleet.agents.len() > 1 && slowest == Some(number)) {
             (true, _) => Cell::text("lost").toned(Tone::Bad),
@@ -97,4 +97,19 @@ pub(super) fn facts(fleet: &FleetRecord) -> Vec<(String, String)> {
         (agent.name.clone(), format!("{}; {offset}; certificate {print}...", agent.machine))
     };
     fleet.agents.iter().map(fact).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::report::{self, TextOptions, example};
+
+    #[test]
+    fn a_fleet_is_shown_by_agent_and_in_all() {
+        let run = example::fleet();
+        let text = report::text(&run, &TextOptions { width: 200, ..TextOptions::default() });
+        for part in ["2 agents measured", "their clocks are known to within", "Each agent", "slowest", "ppm"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(text.lines().any(|line| line.trim_start().starts_with("all ")), "the sum: {text}");
+    }
 }

@@ -79,13 +79,14 @@ fn check(options: &SweepOptions) -> Result<()> {
     if varies(Knob::Files) && phase.loads.iter().any(|load| !load.targets.is_empty()) {
         return bad("the profile fixes the targets of its loads", "vary something else than files");
     }
-    let counts = |axis: &&Axis| matches!(axis.knob, Knob::Files | Knob::Agents);
-    let most = options.axes.iter().filter(counts).flat_map(|axis| &axis.values).max();
-    if let Some(most) = most.filter(|most| **most > options.targets.len() as u64) {
-        return bad(
-            format!("{most} files or agents are needed, but {} were named", options.targets.len()),
-            "name as many as the largest value",
-        );
+    for Axis { knob, values } in options.axes.iter().filter(|axis| matches!(axis.knob, Knob::Files | Knob::Agents)) {
+        let most = values.iter().copied().max().unwrap_or(0);
+        if most > options.targets.len() as u64 {
+            return bad(
+                format!("{most} {knob} are needed, but {} were named", options.targets.len()),
+                "name as many as the largest value",
+            );
+        }
     }
     if options.total_depth.is_some() {
         if phase.loads.len() != 1 {
@@ -287,7 +288,7 @@ pub(super) mod tests {
         for (options, word) in [
             (options(&[]), "one or two axes"),
             (two("threads=1", "threads=2"), "two axes vary threads"),
-            (options(&["files=1,2"]), "2 files or agents are needed, but 1"),
+            (options(&["files=1,2"]), "2 files are needed, but 1"),
             (options(&["threads=2000"]), "threads"),
             (two("threads=1..50", "queue-depth=1..50"), "2500 combinations"),
             (phases, "one phase, but the profile oltp has 2"),

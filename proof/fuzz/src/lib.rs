@@ -14,6 +14,7 @@
 //!     ├─ peers.rs      a server with a hostile client, and a client with a hostile server
 //!     ├─ nvme.rs      an NVMe/TCP target with a hostile host, a host with a hostile target
 //!     ├─ iscsi.rs     an iSCSI target with a hostile initiator, an initiator with a hostile target
+//!     ├─ fleet.rs     an agent of a fleet with a hostile controller, a controller with an agent
 //!     ├─ scripted.rs  a server that sends chosen bytes
 //!     ├─ vhost.rs      a vhost-user device with a hostile front-end or guest
 //!     ├─ ova.rs        damaged OVAs, and texts of OVF
@@ -31,6 +32,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bounded;
+pub mod fleet;
 pub mod iscsi;
 pub mod locators;
 pub mod mutation;

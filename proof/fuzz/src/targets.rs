@@ -2,7 +2,7 @@
 
 use crate::{
     bounded::BoundedStore,
-    iscsi, locators,
+    fleet, iscsi, locators,
     mutation::Mutation,
     nvme, ova, peers,
     samples::{Sample, open_chain, samples},
@@ -22,7 +22,7 @@ use std::sync::Arc;
 pub type Body = fn(&[u8]);
 
 /// All targets by name. The names are also those of the binaries and of the corpus folders.
-pub const TARGETS: [(&str, Body); 24] = [
+pub const TARGETS: [(&str, Body); 26] = [
     ("parsers", parsers),
     ("open_any", open_any),
     ("open_damaged", open_damaged),
@@ -35,6 +35,8 @@ pub const TARGETS: [(&str, Body); 24] = [
     ("iscsi_wire", iscsi::iscsi_wire),
     ("iscsi_target", iscsi::iscsi_target),
     ("iscsi_initiator", iscsi::iscsi_initiator),
+    ("fleet_agent", fleet::fleet_agent),
+    ("fleet_controller", fleet::fleet_controller),
     ("nvme_wire", nvme::nvme_wire),
     ("nvme_target", nvme::nvme_target),
     ("nvme_host", nvme::nvme_host),

@@ -148,22 +148,22 @@ fn saved(sides: &[String]) -> Outcome<Vec<Side>> {
 /// Number of compared figures without --figures: IOPS, three latencies, CPU time.
 const USUAL_FIGURES: usize = 5;
 
-/// Warns before measuring if the rounds are too few to show any difference.
-fn warn_of_few_rounds(context: &mut Context, args: &CompareArgs, job: &Job) {
-    let figures = if args.figures.is_empty() { USUAL_FIGURES } else { args.figures.len() };
-    let comparisons = figures * job.phases.len() * (args.sides.len() - 1);
+/// Warns before measuring if the rounds are too few to show any difference. `figures`: number of
+/// compared figures, 0 for the usual ones.
+pub(super) fn warn_of_few_rounds(context: &mut Context, rounds: usize, sides: usize, figures: usize, job: &Job) {
+    let figures = if figures == 0 { USUAL_FIGURES } else { figures };
+    let comparisons = figures * job.phases.len() * (sides - 1);
     let fewest = Design::Paired.fewest(comparisons);
-    if args.rounds < fewest {
+    if rounds < fewest {
         context.warn(&format!(
-            "{} rounds cannot show a difference with {comparisons} comparisons; use --rounds {fewest}, or fewer figures (--figures iops)",
-            args.rounds
+            "{rounds} rounds cannot show a difference with {comparisons} comparisons; use --rounds {fewest}, or fewer figures (--figures iops)"
         ));
     }
 }
 
 fn live(context: &mut Context, args: &CompareArgs) -> Outcome<Vec<Side>> {
     let job = args.workload.job(&context.global)?;
-    warn_of_few_rounds(context, args, &job);
+    warn_of_few_rounds(context, args.rounds, args.sides.len(), args.figures.len(), &job);
     let mut prepared = Vec::with_capacity(args.sides.len());
     for name in &args.sides {
         prepared.push(args.prepare.prepare(context, &job, std::slice::from_ref(name))?);

@@ -3,13 +3,14 @@
 //! ```text
 //!   plan, --agent, workload ─▶ Fleet: connect, compare clocks, prepare
 //!        └─ without --vary ─▶ one run ─▶ saved as the result of a run
+//!        └─ with --compare ─▶ targets compared in interleaved rounds ─▶ saved
 //!        └─ with --vary    ─▶ a sweep, each window by the fleet ─▶ saved after each window
 //! ```
 //!
 //! The result of a fleet is that of a run or a sweep, so all reports, comparisons and exports read
 //! it.
 
-use super::{words, workload::WorkloadArgs};
+use super::{compare::warn_of_few_rounds, words, workload::WorkloadArgs};
 use crate::{
     context::Context,
     describe::printable,
@@ -25,6 +26,7 @@ use diskwright_fleet::{
 };
 use diskwright_lab::{
     LabError, Step,
+    comparison::{self, COMPARISON_SCHEMA, JudgeOptions, LiveOptions},
     document::{self, Document},
     fleet::{Group, Plan},
     output::{Kind, Output},
@@ -34,7 +36,7 @@ use diskwright_lab::{
 use diskwright_load::{
     Job, Run, clock,
     job::Span,
-    record::{End, TargetRecord},
+    record::{End, Head, TargetRecord},
     run::Watch,
 };
 use std::{
@@ -44,9 +46,12 @@ use std::{
     io::Write,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+/// Rounds of a sweep and of a comparison that are not told another number.
+const SWEEP_ROUNDS: u32 = 3;
+const COMPARE_ROUNDS: u32 = 10;
 /// How long an agent may be silent.
 const LOST_AFTER: Duration = Duration::from_secs(10);
 
@@ -67,7 +72,8 @@ All agents open, check and fill their targets before the first one measures. All
 time, by clocks that are compared before and after. Histograms of latencies are added, so percentiles \
 are those of all requests.
 
-With --vary it is a sweep; `--vary agents=1..8` shows how many agents are enough. The same command \
+With --vary it is a sweep; `--vary agents=1..8` shows how many agents are enough. With --compare it \
+compares targets. The same command \
 resumes a stopped sweep, and a run whose controller has died.
 
 A PLAN is TOML:
@@ -89,6 +95,7 @@ EXAMPLES
       --agent 10.0.0.2:7407#77e0.../5d21... --threads 4 --duration 60s
   diskwright lab fleet plan.toml --output result.json
   diskwright lab fleet plan.toml --vary agents=1..8 --max-p99 2ms
+  diskwright lab fleet plan.toml --compare --target raw --target vhdx
   diskwright lab fleet --fingerprint")]
 pub struct FleetArgs {
     /// The plan: groups of agents with targets and loads.
@@ -118,9 +125,13 @@ pub struct FleetArgs {
     /// Measure over a range of loads: a setting and its values, as in `lab sweep`; also agents.
     #[arg(long, value_name = "SETTING=VALUES")]
     vary: Vec<Axis>,
-    /// Rounds of each combination of a sweep.
-    #[arg(long, value_name = "N", default_value_t = 3, requires = "vary")]
-    rounds: u32,
+    /// Compare the targets that are named by --target, in interleaved rounds: first all agents
+    /// measure the first one, then all measure the next one.
+    #[arg(long, conflicts_with = "vary")]
+    compare: bool,
+    /// Rounds of a sweep or a comparison. [default: 3 of a sweep, 10 of a comparison]
+    #[arg(long, value_name = "N")]
+    rounds: Option<u32>,
     /// Largest acceptable 99th percentile of a sweep, for example 2ms.
     #[arg(long, value_name = "TIME", value_parser = words::span, requires = "vary")]
     max_p99: Option<Span>,
@@ -164,6 +175,12 @@ pub fn run(context: &mut Context, args: &FleetArgs) -> Outcome {
         writeln!(context.out, "{}", identity.fingerprint)?;
         return Ok(exit::OK);
     }
+    if args.rounds.is_some() && !args.compare && args.vary.is_empty() {
+        return Err(Failure::usage("--rounds belongs to a sweep (--vary) or a comparison (--compare)"));
+    }
+    if args.compare && args.target.len() < 2 {
+        return Err(Failure::usage("--compare needs two targets or more, each named by --target"));
+    }
     let plan = plan(args)?;
     let wanted = plan.wanted()?;
     let jobs = jobs(context, args, &plan)?;
@@ -179,9 +196,10 @@ pub fn run(context: &mut Context, args: &FleetArgs) -> Outcome {
     };
     let entrance = entrance(context, &plan, &wanted, &options)?;
     let connected = Connected { wanted, options, entrance, jobs, fill: plan.fill };
-    match args.vary.is_empty() {
-        true => one_run(context, &connected, &output),
-        false => a_sweep(context, args, &connected, &output),
+    match (args.compare, args.vary.is_empty()) {
+        (true, _) => a_comparison(context, args, &connected, &output),
+        (false, true) => one_run(context, &connected, &output),
+        (false, false) => a_sweep(context, args, &connected, &output),
     }
 }
 
@@ -271,6 +289,14 @@ impl Connected {
         Ok(fleet)
     }
 
+    /// The load of all groups, if they have the same one.
+    fn one_job(&self) -> Outcome<&Job> {
+        let mut jobs = self.jobs.values();
+        jobs.next().filter(|first| jobs.all(|job| job == *first)).ok_or_else(|| {
+            Failure::usage("the groups of the plan have different loads; a sweep or a comparison has one")
+        })
+    }
+
     fn job_of(&self, remote: &Remote) -> Job {
         self.jobs[remote.group()].clone()
     }
@@ -336,10 +362,7 @@ fn code(end: &End) -> u8 {
 }
 
 fn a_sweep(context: &mut Context, args: &FleetArgs, connected: &Connected, output: &Output) -> Outcome {
-    let mut jobs = connected.jobs.values();
-    let Some(job) = jobs.next().filter(|first| jobs.all(|job| job == *first)) else {
-        return Err(Failure::usage("the groups of the plan have different loads; a sweep varies one load"));
-    };
+    let job = connected.one_job()?;
     if args.vary.iter().any(|axis| axis.knob == Knob::Files) {
         return Err(Failure::usage("a fleet has no files; vary agents instead"));
     }
@@ -347,7 +370,7 @@ fn a_sweep(context: &mut Context, args: &FleetArgs, connected: &Connected, outpu
         job: job.clone(),
         targets: connected.wanted.iter().map(|agent| agent.name.clone()).collect(),
         axes: args.vary.clone(),
-        rounds: args.rounds,
+        rounds: args.rounds.unwrap_or(SWEEP_ROUNDS),
         total_depth: None,
         max_p99: args.max_p99,
         array: None,
@@ -390,6 +413,47 @@ fn a_sweep(context: &mut Context, args: &FleetArgs, connected: &Connected, outpu
     }
     swept?;
     Ok(code(&record.head.end))
+}
+
+/// Compares targets that all agents have, each measured by all agents at the same time.
+fn a_comparison(context: &mut Context, args: &FleetArgs, connected: &Connected, output: &Output) -> Outcome {
+    let job = connected.one_job()?;
+    if job.phases.iter().flat_map(|phase| &phase.loads).any(|load| !load.targets.is_empty()) {
+        return Err(Failure::usage("the profile fixes the targets of its loads; a comparison chooses them"));
+    }
+    let rounds = args.rounds.unwrap_or(COMPARE_ROUNDS) as usize;
+    warn_of_few_rounds(context, rounds, args.target.len(), 0, job);
+    let (start, mut head) = (Instant::now(), Head::begin(COMPARISON_SCHEMA));
+    let mut fleet = connected.prepare(context, &new_run()?, &|_| job.clone())?;
+    let agents = fleet.remotes().len();
+    let sizes = fleet.remotes().iter().flat_map(|remote| remote.targets().iter().map(|target| target.size_bytes));
+    let how = LiveOptions { rounds, smallest_bytes: sizes.min().unwrap_or(0) };
+    let mut steps = context.steps();
+    let mut measure = |index: usize, job: &Job, watch: &dyn Watch| -> Result<Run, LabError> {
+        let mut job = job.clone();
+        job.phases.iter_mut().flat_map(|phase| &mut phase.loads).for_each(|load| load.targets = vec![index]);
+        let sum = |look: &FleetLook<'_>| watch.update(&look.sum);
+        let run = fleet.measure(agents, &|_| job.clone(), &sum)?;
+        fleet.kept();
+        Ok(run)
+    };
+    let sides = comparison::live(&args.target, job, &how, &mut measure, &mut steps);
+    drop(steps);
+    fleet.finish();
+    head.took_ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let options = JudgeOptions { paired: true, ..JudgeOptions::default() };
+    let record = comparison::judge(head, sides?, &options);
+    let saved = output.save(&record);
+    if context.global.json {
+        context.print_measured(&record)?;
+    } else {
+        context.print_chapter(&record, false)?;
+        if saved.is_ok() {
+            writeln!(context.out, "\nsaved to {}", printable(&crate::json::path(output.path())))?;
+        }
+    }
+    saved?;
+    Ok(exit::OK)
 }
 
 /// An agent as a target of a sweep: with the size of its smallest target.

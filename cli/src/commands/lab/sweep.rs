@@ -13,7 +13,7 @@ use crate::{
 use clap::Args;
 use diskwright_lab::{
     output::{Kind, Output},
-    sweep::{self, ArrayOptions, Axis, SweepOptions, SweepRecord},
+    sweep::{self, ArrayOptions, Axis, Knob, SweepOptions, SweepRecord},
 };
 use diskwright_load::{
     OpenTarget,
@@ -96,6 +96,9 @@ pub fn run(context: &mut Context, args: &SweepArgs) -> Outcome {
         max_p99: args.max_p99,
         array: args.devices.map(|devices| ArrayOptions { copies: args.copies.unwrap_or(1), devices }),
     };
+    if args.vary.iter().any(|axis| axis.knob == Knob::Agents) {
+        return Err(Failure::usage("agents are those of a fleet: use `lab fleet`, or vary files"));
+    }
     // Bad options, and a file that cannot be saved or resumed, fail before a target is filled.
     let output = Output::check(&args.output, Kind::Result)?;
     let saved = if args.output.exists() { Some(sweep::read(&args.output)?) } else { None };
