@@ -396,6 +396,8 @@ impl<'a> Measuring<'a> {
             .filter(|look| look.lost.is_none())
             .filter_map(|look| Some(look.snapshot?.as_snapshot(&following.phase.name)))
             .collect();
+        // The sum of nothing is -0 by `sum`, and would be shown so.
+        let sum_of = |figure: fn(&Snapshot<'_>) -> f64| snapshots.iter().map(figure).fold(0.0, |sum, more| sum + more);
         let last = lock(&following.gathering).series().last().copied().unwrap_or_default();
         let before = &self.jobs[0].phases[..index];
         let planned = |phases: &[Phase]| -> u64 {
@@ -414,11 +416,11 @@ impl<'a> Measuring<'a> {
             elapsed_ns,
             remaining_ns,
             done: remaining_ns.map(|left_ns| past_ns as f64 / (past_ns + left_ns).max(1) as f64),
-            iops: snapshots.iter().map(|snapshot| snapshot.iops).sum(),
-            mb_per_s: snapshots.iter().map(|snapshot| snapshot.mb_per_s).sum(),
+            iops: sum_of(|snapshot| snapshot.iops),
+            mb_per_s: sum_of(|snapshot| snapshot.mb_per_s),
             p50_ns: last.p50_ns,
             p99_ns: last.p99_ns,
-            cpus: snapshots.iter().map(|snapshot| snapshot.cpus).sum(),
+            cpus: sum_of(|snapshot| snapshot.cpus),
             errors: snapshots.iter().map(|snapshot| snapshot.errors).fold(0, u64::saturating_add),
             steady: settling.map(Settling::nearness),
         }
