@@ -61,6 +61,6 @@ fn the_offset_is_within_its_error_over_an_uneven_network() {
         let fleet = Fleet::connect(&format!("r{run}"), &[wanted("a", &address)], options(&own), None).unwrap();
         let clock = fleet.remotes()[0].clock().unwrap().record();
         assert!(clock.offset_ns.unsigned_abs() <= clock.error_ns, "{clock:?}");
-        assert!(clock.error_ns < 5_000_000, "the shortest of 16 round trips: {clock:?}");
+        assert!(clock.error_ns < 20_000_000, "the shortest of 16 round trips: {clock:?}");
     }
 }

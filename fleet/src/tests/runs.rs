@@ -116,5 +116,5 @@ fn the_window_opens_on_all_when_their_sum_is_steady() {
     let (phase, times) = (&run.phases[0], &run.fleet.as_ref().unwrap().phases[0]);
     assert!(phase.steady.as_ref().unwrap().reached_ns.is_some(), "{:?}", phase.steady);
     assert!(times.skew_ns <= 2 * times.error_ns + 1000, "{times:?}");
-    assert!((phase.iops() - 4000.0).abs() < 400.0, "{}", phase.iops());
+    assert!((phase.iops() - 4000.0).abs() < 1000.0, "{}", phase.iops());
 }

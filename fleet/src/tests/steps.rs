@@ -130,11 +130,11 @@ fn an_agent_that_dies_at_any_step_is_told_and_the_other_one_is_free_again() {
                 outcomes.1 += 1;
             }
         }
-        assert!(begun.elapsed() < Duration::from_secs(8), "step {step} took {:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(20), "step {step} took {:?}", begun.elapsed());
         // The agent that lives serves the next run; the other one has closed its targets.
         let again = Instant::now();
         let is_closed = || *second.closed.lock().unwrap() == second.begun();
-        while !is_closed() && again.elapsed() < Duration::from_secs(10) {
+        while !is_closed() && again.elapsed() < Duration::from_secs(30) {
             thread::sleep(Duration::from_millis(20));
         }
         assert!(is_closed(), "step {step}: a run that nobody leads is given up");
