@@ -31,7 +31,7 @@ use diskwright_disk::DiskError;
 use diskwright_fleet::FleetError;
 use diskwright_image::ImageError;
 use diskwright_lab::LabError;
-use diskwright_load::LoadError;
+use diskwright_load::{LoadError, record::End};
 use diskwright_object::ObjectError;
 use diskwright_serve::attach::AttachError;
 use diskwright_space::SpaceError;
@@ -65,6 +65,15 @@ pub const DATA_LOST: u8 = 3;
 pub const SEAL_BROKEN: u8 = 3;
 /// Ended by Ctrl-C or SIGTERM.
 pub const STOPPED: u8 = 130;
+
+/// The code of a measurement that ended so.
+pub fn of_end(end: &End) -> u8 {
+    match end {
+        End::Complete => OK,
+        End::Failed { .. } => FAILED,
+        End::Stopped => STOPPED,
+    }
+}
 
 /// Why a command failed.
 #[derive(Debug)]

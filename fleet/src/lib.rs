@@ -41,6 +41,8 @@ pub mod message;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod trust;
+#[cfg(any(test, feature = "testing"))]
+pub mod uneven;
 pub mod wire;
 
 pub use error::{FleetError, Result};

@@ -20,10 +20,8 @@
 //!
 //! All functions are pure. Times are given by the caller, in rounds or nanoseconds.
 
-use crate::{
-    record::{SeriesPoint, SteadyRecord},
-    run::SteadyProgress,
-};
+use crate::record::{SeriesPoint, SteadyRecord};
+use serde::{Deserialize, Serialize};
 
 /// Number of rounds in the measurement window.
 pub const ROUNDS: usize = 5;
@@ -138,6 +136,20 @@ impl Tracker {
             slope: window.slope,
         }
     }
+}
+
+/// Progress towards the steady state.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SteadyProgress {
+    /// Number of complete rounds.
+    pub rounds: usize,
+    /// Range of the last five rounds as a share of their mean; must reach
+    /// [`RANGE_MAX`] or less.
+    pub range: f64,
+    /// Slope over the last five rounds as a share of their mean; its absolute value must reach
+    /// [`SLOPE_MAX`] or less.
+    pub slope: f64,
 }
 
 /// The wait of a phase for the steady state, and its check during the window.

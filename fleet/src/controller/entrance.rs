@@ -16,7 +16,7 @@ use crate::{
 };
 use std::{
     collections::HashSet,
-    io,
+    fmt, io,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
@@ -25,11 +25,14 @@ use std::{
 /// Time for the first message.
 const FIRST: Duration = Duration::from_secs(10);
 
-/// See the module documentation.
-#[derive(Debug)]
+/// Receives a sentence about each peer that was refused.
+pub type Refused = Box<dyn Fn(String) + Send + Sync>;
+
+/// Takes in agents that dial; see the module documentation.
 pub struct Entrance {
     place: Place,
     trust: Trust,
+    refused: Refused,
     inner: Mutex<Inner>,
     changed: Condvar,
 }
@@ -40,18 +43,24 @@ struct Inner {
     arrived: Vec<(Link, String)>,
     /// Agents that were given out, which are not given out as new ones.
     known: HashSet<(Fingerprint, String)>,
-    refused: Vec<String>,
+}
+
+impl fmt::Debug for Entrance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Entrance at {}", self.place)
+    }
 }
 
 impl Entrance {
-    /// Listens at a place, and admits by `trust`.
+    /// Listens at a place, and admits by `trust`. `refused` is told of peers that are not admitted.
     ///
     /// # Errors
     /// As [`Door::open`].
-    pub fn open(own: &Identity, place: &Place, trust: Trust) -> Result<Arc<Self>> {
+    pub fn open(own: &Identity, place: &Place, trust: Trust, refused: Refused) -> Result<Arc<Self>> {
         let door = Door::open(own, place)?;
         let place = door.place().unwrap_or_else(|_| place.clone());
-        let entrance = Arc::new(Self { place, trust, inner: Mutex::new(Inner::default()), changed: Condvar::new() });
+        let entrance =
+            Arc::new(Self { place, trust, refused, inner: Mutex::new(Inner::default()), changed: Condvar::new() });
         let weak = Arc::downgrade(&entrance);
         thread::spawn(move || {
             while let Ok(waiting) = door.wait() {
@@ -65,11 +74,6 @@ impl Entrance {
     /// Where it listens.
     pub fn place(&self) -> &Place {
         &self.place
-    }
-
-    /// Peers that were refused since the last call: sentences.
-    pub fn take_refused(&self) -> Vec<String> {
-        std::mem::take(&mut self.lock().refused)
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -96,7 +100,10 @@ impl Entrance {
         let sent = link.send(&answer);
         let mut inner = self.lock();
         match admitted {
-            Err(why) => inner.refused.push(format!("the peer with the fingerprint {}: {why}", link.peer)),
+            Err(why) => {
+                drop(inner);
+                (self.refused)(format!("the peer with the fingerprint {}: {why}", link.peer));
+            }
             Ok(instance) if sent.is_ok() => {
                 // A newer connection of an agent replaces an older one that nobody has taken.
                 inner.arrived.retain(|(other, of)| other.peer != link.peer || *of != instance);

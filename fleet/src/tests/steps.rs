@@ -8,9 +8,9 @@ use super::{agent, agent_with_patience, fleet, go_on, job, options, wanted};
 use crate::{
     Result,
     address::{Address, Place},
-    controller::{Fleet, FleetOptions, OnLoss},
+    controller::{Entrance, Fleet, FleetOptions, OnLoss, Wanted, Way},
     identity::Identity,
-    trust::Trust,
+    trust::{Token, Trust},
 };
 use diskwright_load::record::{End, Run};
 use std::{
@@ -191,4 +191,51 @@ fn a_controller_that_dies_at_any_step_is_followed_by_one_that_goes_on() {
     for agent in &agents {
         assert_eq!(*agent.closed.lock().unwrap(), agent.begun());
     }
+}
+
+#[test]
+fn an_agent_that_dials_comes_back_after_a_break() {
+    let own = Identity::temporary().unwrap();
+    let token = Token::random().unwrap();
+    let trust = Trust::new(Vec::new(), vec![token.clone()]);
+    let refused = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&refused);
+    let tell = Box::new(move |_: String| {
+        counted.fetch_add(1, Ordering::Relaxed);
+    });
+    let entrance = Entrance::open(&own, &Place::Tcp("127.0.0.1".into(), 0), trust, tell).unwrap();
+    let address = Address { place: entrance.place().clone(), fingerprint: own.fingerprint, token: None };
+    // Without a token it is refused, and the user is told.
+    let stranger = agent(&[]);
+    let (dialling, to) = (stranger.agent.clone(), address.clone());
+    thread::spawn(move || dialling.dial(&to));
+    let begun = Instant::now();
+    while refused.load(Ordering::Relaxed) == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        thread::sleep(Duration::from_millis(10));
+    }
+    stranger.agent.end();
+    let started = agent(&[]);
+    let relay = Arc::new(Relay::before(&address, u64::MAX));
+    let (dialling, to) = (started.agent.clone(), Address { token: Some(token), ..relay.address.clone() });
+    thread::spawn(move || dialling.dial(&to));
+    let wanted = Wanted { name: "a".into(), group: "all".into(), way: Way::Await, targets: Vec::new() };
+    let options = FleetOptions { lost_after: Duration::from_secs(20), ..options(&own) };
+    let mut fleet = Fleet::connect("r", &[wanted], options, Some(&entrance)).unwrap();
+    let job = job(0, 2000);
+    fleet.prepare(&|_| job.clone(), false, &|_, _, _, _| true).unwrap();
+    let breaks = Arc::clone(&relay);
+    let breaker = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(700));
+        breaks.left.store(0, Ordering::Relaxed);
+        while !breaks.has_broken() {
+            thread::sleep(Duration::from_millis(5));
+        }
+        thread::sleep(Duration::from_millis(100));
+        breaks.mend();
+    });
+    let run = fleet.measure(1, &|_| job.clone(), &go_on).unwrap();
+    fleet.finish();
+    breaker.join().unwrap();
+    assert_eq!((run.head.end, run.phases[0].window_ns), (End::Complete, 2_000_000_000));
 }

@@ -55,11 +55,12 @@ mod ticks;
 mod verify;
 mod watch;
 
+pub use crate::steady::SteadyProgress;
 pub use aggregator::POINTS_MAX;
 pub use buffers::Buffers;
 pub use options::{Coordinator, RunOptions};
 pub use plan::SUBMIT_EVERY;
-pub use watch::{Snapshot, SnapshotRecord, Stage, SteadyProgress, Unwatched, Watch};
+pub use watch::{Snapshot, SnapshotRecord, Stage, Unwatched, Watch};
 
 use crate::{
     LoadError, Result,

@@ -3,7 +3,7 @@
 //! The conductor sends at most four snapshots per second. It runs in a thread that measures
 //! nothing, so a watcher may take its time without an effect on latencies.
 
-use crate::record::IntervalRecord;
+use crate::{record::IntervalRecord, steady::SteadyProgress};
 use serde::{Deserialize, Serialize};
 
 /// The part of a phase that is running.
@@ -18,20 +18,6 @@ pub enum Stage {
     Measuring,
     /// Cool-down; not measured.
     CoolDown,
-}
-
-/// Progress towards the steady state ([`crate::steady`]).
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SteadyProgress {
-    /// Number of complete rounds.
-    pub rounds: usize,
-    /// Range of the last five rounds as a share of their mean; must reach
-    /// [`RANGE_MAX`](crate::steady::RANGE_MAX) or less.
-    pub range: f64,
-    /// Slope over the last five rounds as a share of their mean; its absolute value must reach
-    /// [`SLOPE_MAX`](crate::steady::SLOPE_MAX) or less.
-    pub slope: f64,
 }
 
 /// Progress of a run.

@@ -8,9 +8,10 @@
 use crate::{ours, turns::in_turns};
 use diskwright_fleet::{
     FleetError,
-    address::{Address, Place},
+    address::Address,
     controller::{Fleet, FleetLook, FleetOptions, OnLoss, Remote, Wanted, Way},
     identity::Identity,
+    uneven,
 };
 use diskwright_lab::{
     LabError, Result,
@@ -32,12 +33,9 @@ use diskwright_load::{
 };
 use diskwright_store::CacheMode;
 use std::{
-    io::{self, BufRead, BufReader, Read, Write},
-    net::{Shutdown, TcpListener, TcpStream},
-    path::Path,
+    io::{BufRead, BufReader},
     process::{Child, Stdio},
     sync::atomic::{AtomicU64, Ordering},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -212,47 +210,13 @@ pub(crate) fn many(context: &Context<'_>, progress: &mut dyn Progress) -> Result
     })
 }
 
-/// Passes bytes on, each piece after a delay of up to `most_us`.
-fn pass(mut from: TcpStream, mut to: TcpStream, most_us: u64, state: &AtomicU64) {
-    let mut piece = [0; 16 << 10];
-    while let Ok(len @ 1..) = from.read(&mut piece) {
-        let mixed = state.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
-        let drawn = (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 33;
-        thread::sleep(Duration::from_micros(drawn % most_us.max(1)));
-        if to.write_all(&piece[..len]).is_err() {
-            return;
-        }
-    }
-    let _ = to.shutdown(Shutdown::Write);
-}
-
-/// A network before an agent: the way to it takes up to 5 ms, the way back up to 0.5 ms.
-fn network(before: &Address) -> Result<Address> {
-    let fail = || LabError::file("open a port of", Path::new("127.0.0.1"));
-    let Place::Tcp(host, port) = before.place.clone() else {
-        return Err(fail()(io::ErrorKind::AddrNotAvailable.into()));
-    };
-    let listener = TcpListener::bind("127.0.0.1:0").map_err(fail())?;
-    let own = listener.local_addr().map_err(fail())?.port();
-    thread::spawn(move || {
-        static STATE: AtomicU64 = AtomicU64::new(1);
-        for one in listener.incoming().flatten() {
-            let Ok(other) = TcpStream::connect((host.as_str(), port)) else { return };
-            let (Ok(from), Ok(to)) = (one.try_clone(), other.try_clone()) else { return };
-            let _ = (one.set_nodelay(true), other.set_nodelay(true));
-            thread::spawn(move || pass(from, to, 5000, &STATE));
-            thread::spawn(move || pass(other, one, 500, &STATE));
-        }
-    });
-    Ok(Address { place: Place::Tcp("127.0.0.1".into(), own), ..before.clone() })
-}
-
 /// The offset of clocks over a network with uneven delays, against the truth.
 pub(crate) fn clocks(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let tries = context.pick(20, 100);
     let identity = Identity::temporary().map_err(failed)?;
     let agents = agents(&context.scratch, 1, "null:", &identity)?;
-    let address = network(&agents[0].address)?;
+    let fail = LabError::file("open a port of", "127.0.0.1");
+    let address = uneven::network(&agents[0].address, 5000, 500).map_err(fail)?;
     let (mut within, mut errors_us, mut offs_us) = (0, Vec::new(), Vec::new());
     for number in 0..tries {
         report(progress, "compare clocks", number, tries, "5 ms there, 0.5 ms back")?;

@@ -12,7 +12,7 @@
 
 use super::{compare::warn_of_few_rounds, words, workload::WorkloadArgs};
 use crate::{
-    context::Context,
+    context::{Context, print_message},
     describe::printable,
     exit::{self, Failure, Outcome},
     live::FleetDisplay,
@@ -256,7 +256,8 @@ fn entrance(
     let waited: Vec<&Wanted> = wanted.iter().filter(|agent| agent.way == Way::Await).collect();
     let tokens: Vec<Token> = waited.iter().map(|_| Token::random()).collect::<Result<_, _>>()?;
     let trust = Trust::new(Vec::new(), tokens.clone());
-    let entrance = Entrance::open(&options.identity, &plan.entrance()?, trust)?;
+    let refused = |why: String| print_message(&printable(&format!("a connection was refused: {why}")));
+    let entrance = Entrance::open(&options.identity, &plan.entrance()?, trust, Box::new(refused))?;
     context.warn_always(&format!("waiting for {} agents; start on each machine one of", waited.len()));
     for token in tokens {
         let (place, fingerprint) = (entrance.place().clone(), options.identity.fingerprint);
@@ -337,7 +338,7 @@ fn one_run(context: &mut Context, connected: &Connected, output: &Output) -> Out
         }
     }
     saved?;
-    Ok(code(&run.head.end))
+    Ok(exit::of_end(&run.head.end))
 }
 
 /// The identifier of a run that a controller began and did not save to its end.
@@ -350,14 +351,6 @@ fn unfinished(path: &Path) -> Outcome<Option<String>> {
             Ok(run.fleet.map(|fleet| fleet.run))
         }
         _ => Ok(None),
-    }
-}
-
-fn code(end: &End) -> u8 {
-    match end {
-        End::Complete => exit::OK,
-        End::Failed { .. } => exit::FAILED,
-        End::Stopped => exit::STOPPED,
     }
 }
 
@@ -412,7 +405,7 @@ fn a_sweep(context: &mut Context, args: &FleetArgs, connected: &Connected, outpu
         writeln!(context.out, "\nsaved to {}", printable(&crate::json::path(output.path())))?;
     }
     swept?;
-    Ok(code(&record.head.end))
+    Ok(exit::of_end(&record.head.end))
 }
 
 /// Compares targets that all agents have, each measured by all agents at the same time.

@@ -92,11 +92,7 @@ pub fn run(context: &mut Context, args: &RunArgs) -> Outcome {
         print_profile(context, args, &run, shown)?;
     }
     saved?;
-    Ok(match run.head.end {
-        End::Complete => exit::OK,
-        End::Failed { .. } => exit::FAILED,
-        End::Stopped => exit::STOPPED,
-    })
+    Ok(exit::of_end(&run.head.end))
 }
 
 /// Whether the run ended in the warm-up of its first phase.

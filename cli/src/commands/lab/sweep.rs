@@ -18,7 +18,7 @@ use diskwright_lab::{
 use diskwright_load::{
     OpenTarget,
     job::Span,
-    record::{End, TargetRecord},
+    record::TargetRecord,
     run::{self, RunOptions, Watch},
     warning::Warning,
 };
@@ -143,11 +143,7 @@ pub fn run(context: &mut Context, args: &SweepArgs) -> Outcome {
         }
     }
     swept?;
-    match record.head.end {
-        End::Complete => Ok(exit::OK),
-        End::Failed { .. } => Ok(exit::FAILED),
-        End::Stopped => Ok(exit::STOPPED),
-    }
+    Ok(exit::of_end(&record.head.end))
 }
 
 fn measure(
