@@ -20,23 +20,20 @@
 use crate::{
     BLOCK_BYTES,
     blocks::Blocks,
-    cache::{
-        Cache, Entry,
-        map::{Sums, sums_of},
-    },
+    cache::{Cache, Entry, Held, map::sums_of},
     error::ObjectError,
     origin::Origin,
+    piece::{Memory, Piece, Waiter},
     streams::{AHEAD_MAX, Streams},
+    units::Units,
 };
-use diskwright_store::Loan;
 use std::{
     collections::{BTreeMap, VecDeque},
     io,
-    ops::{Deref, Range},
+    ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
-        mpsc::SyncSender,
     },
     thread,
     time::{Duration, Instant},
@@ -45,7 +42,7 @@ use tokio::{
     runtime::Handle,
     sync::{Notify, Semaphore},
     task::spawn_blocking,
-    time::sleep,
+    time::{sleep, timeout},
 };
 
 /// Blocks of one object under way.
@@ -62,92 +59,43 @@ const RUN_MAX: u64 = 4;
 const RECENT: usize = 32;
 /// How often another process's fetch is looked at.
 const LOOK: Duration = Duration::from_millis(4);
-/// Blocks that are fetched before the cache is told which ones were used.
+/// Blocks that are fetched before the cache is told which ones were used, and the time without a
+/// fetch after which it is told.
 const TELL: u64 = 64;
-
-/// A block that was never written, of a pushed disk.
-static ZEROS: [u8; BLOCK_BYTES as usize] = [0; BLOCK_BYTES as usize];
+const TELL_EVERY: Duration = Duration::from_secs(2);
 
 static ALL: Semaphore = Semaphore::const_new(ALL_UNDER_WAY);
 
-/// The memory of a read, and who waits for it.
-#[derive(Debug)]
-pub(crate) enum Memory {
-    /// A part of a request of an engine.
-    Loan(Loan),
-    /// A thread that waits.
-    Caller(Box<[u8]>, SyncSender<Result<Box<[u8]>, ObjectError>>),
-}
-
-impl Memory {
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        match self {
-            Self::Loan(loan) => loan.bytes_mut(),
-            Self::Caller(bytes, _) => bytes,
-        }
-    }
-
-    fn complete(self, result: Result<(), ObjectError>) {
-        match self {
-            Self::Loan(loan) => loan.complete(result.map_err(io::Error::from)),
-            // A caller that has gone needs no answer.
-            Self::Caller(bytes, sender) => drop(sender.send(result.map(|()| bytes))),
-        }
-    }
-}
-
-/// Whether a read may be one of a stream, so that what follows is read ahead.
+/// What a range is wanted for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ahead {
-    May,
-    /// Just these bytes are meant.
-    No,
-}
-
-/// A read that waits for blocks.
-#[derive(Debug)]
-pub(crate) struct Waiter {
-    offset_bytes: u64,
-    state: Mutex<(Option<Memory>, usize)>,
-}
-
-impl Waiter {
-    /// A block has come, or will not.
-    fn take(&self, block: u64, result: Result<&[u8], &ObjectError>) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let (memory, left) = &mut *state;
-        let Some(waiting) = memory else { return };
-        let done = match result {
-            Ok(bytes) => {
-                let to = waiting.bytes_mut();
-                let end = self.offset_bytes + to.len() as u64;
-                let block_at = block * BLOCK_BYTES;
-                let (from, until) = (self.offset_bytes.max(block_at), end.min(block_at + bytes.len() as u64));
-                if from < until {
-                    to[(from - self.offset_bytes) as usize..(until - self.offset_bytes) as usize]
-                        .copy_from_slice(&bytes[(from - block_at) as usize..(until - block_at) as usize]);
-                }
-                *left -= 1;
-                (*left == 0).then_some(Ok(()))
-            }
-            Err(error) => Some(Err(error.clone())),
-        };
-        if let Some(result) = done
-            && let Some(memory) = memory.take()
-        {
-            drop(state);
-            memory.complete(result);
-        }
-    }
+pub(crate) enum Purpose {
+    /// It is read. It may be part of a stream, so that what follows is read ahead.
+    Read,
+    /// It is to be in the cache. Whole blocks are.
+    Blocks,
+    /// It is to be in the cache, and nothing but its units.
+    Units,
 }
 
 /// A block that is wanted.
 #[derive(Debug, Default)]
 struct Wanted {
     waiters: Vec<Arc<Waiter>>,
+    units: Units,
+    /// If nothing of the block is there, all of it is fetched.
+    is_whole: bool,
+    /// Units that were read since the block is wanted.
+    used: Units,
     is_under_way: bool,
     /// It has come, and is being kept.
-    bytes: Option<Piece>,
+    piece: Option<Piece>,
+}
+
+impl Wanted {
+    /// One of those that are read ahead.
+    fn ahead() -> Self {
+        Self { units: Units::of(0..BLOCK_BYTES), is_whole: true, ..Self::default() }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -162,30 +110,6 @@ struct State {
     streams: Streams,
     /// Blocks that have come since the cache was told which ones were used.
     fetched: u64,
-}
-
-/// A block that has come: a part of what one GET has brought.
-#[derive(Debug, Clone)]
-struct Piece {
-    run: Arc<Vec<u8>>,
-    range: Range<usize>,
-}
-
-impl Deref for Piece {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        self.run.get(self.range.clone()).unwrap_or_default()
-    }
-}
-
-impl Piece {
-    /// The blocks of a run.
-    fn of(run: Vec<u8>) -> Vec<Self> {
-        let run = Arc::new(run);
-        let piece = |start| Self { run: Arc::clone(&run), range: start..run.len().min(start + BLOCK_BYTES as usize) };
-        (0..run.len()).step_by(BLOCK_BYTES as usize).map(piece).collect()
-    }
 }
 
 /// Fetches the blocks of one object; see the module documentation.
@@ -208,7 +132,7 @@ pub(crate) struct Fetcher {
 impl Fetcher {
     /// Starts a fetcher. It works until it is dropped.
     pub(crate) fn start(runtime: &Handle, origin: Origin, kept: Option<(Arc<Cache>, Entry)>) -> Arc<Self> {
-        let blocks = Blocks::new(origin.size_bytes().div_ceil(BLOCK_BYTES));
+        let blocks = Blocks::new(origin.size_bytes());
         let wake = Arc::new(Notify::new());
         let (state, buffers) = (Mutex::default(), Mutex::default());
         let fetcher = Arc::new(Self {
@@ -231,30 +155,38 @@ impl Fetcher {
     }
 
     /// Reads a range, which lies within the object and is not empty, into memory. Never waits.
-    pub(crate) fn want(&self, offset_bytes: u64, memory: Memory, len_bytes: u64, ahead: Ahead) {
-        let blocks = offset_bytes / BLOCK_BYTES..(offset_bytes + len_bytes).div_ceil(BLOCK_BYTES);
-        let left = (blocks.end - blocks.start) as usize;
-        let waiter = Arc::new(Waiter { offset_bytes, state: Mutex::new((Some(memory), left)) });
+    pub(crate) fn want(&self, range: Range<u64>, memory: Memory, purpose: Purpose) {
+        let waiter = Arc::new(Waiter::new(range.clone(), memory));
         let mut state = self.state();
-        for block in blocks {
+        for block in range.start / BLOCK_BYTES..range.end.div_ceil(BLOCK_BYTES) {
             if self.origin.is_zeros(block) {
-                waiter.take(block, Ok(&ZEROS[..self.block_bytes(block)]));
+                waiter.take_zeros(block, self.block_bytes(block));
                 continue;
             }
-            if ahead == Ahead::May && block * BLOCK_BYTES >= offset_bytes {
+            if purpose == Purpose::Read && block * BLOCK_BYTES >= range.start {
                 let ahead = state.streams.missed(block);
                 self.want_ahead(&mut state, block + 1..block + 1 + ahead);
             }
-            let recent = state.recent.iter().find(|(known, _)| *known == block).map(|(_, bytes)| bytes.clone());
-            let come = recent.or_else(|| state.wanted.get(&block).and_then(|wanted| wanted.bytes.clone()));
-            if let Some(bytes) = come {
-                waiter.take(block, Ok(&bytes));
+            let units = waiter.units_of(block);
+            let recent = state.recent.iter().find(|(known, _)| *known == block).map(|(_, piece)| piece);
+            let come = recent.or_else(|| state.wanted.get(&block).and_then(|wanted| wanted.piece.as_ref()));
+            let come = come.filter(|piece| piece.units.has(units)).cloned();
+            if let Some(wanted) = state.wanted.get_mut(&block).filter(|_| purpose == Purpose::Read) {
+                wanted.used = wanted.used.and(units);
+            }
+            if let Some(piece) = come {
+                waiter.take(block, Ok(&piece));
                 continue;
             }
             let is_new = !state.wanted.contains_key(&block);
             let wanted = state.wanted.entry(block).or_default();
             let was_ahead = wanted.waiters.is_empty() && !wanted.is_under_way;
             wanted.waiters.push(Arc::clone(&waiter));
+            wanted.units = wanted.units.and(units);
+            wanted.is_whole |= purpose != Purpose::Units;
+            if purpose == Purpose::Read {
+                wanted.used = wanted.used.and(units);
+            }
             if is_new || was_ahead {
                 state.first.push_back(block);
             }
@@ -275,9 +207,9 @@ impl Fetcher {
     fn want_ahead(&self, state: &mut State, blocks: Range<u64>) {
         let end = self.origin.size_bytes().div_ceil(BLOCK_BYTES);
         for block in blocks.start..blocks.end.min(end) {
-            let is_fetched = self.blocks.get(block).is_some() || self.origin.is_zeros(block);
+            let is_fetched = self.blocks.know_all_of(block) || self.origin.is_zeros(block);
             if !is_fetched && !state.wanted.contains_key(&block) {
-                state.wanted.insert(block, Wanted::default());
+                state.wanted.insert(block, Wanted::ahead());
                 state.ahead.push_back(block);
             }
         }
@@ -291,6 +223,7 @@ impl Fetcher {
         }
         let is_waiting =
             |state: &State, block: u64| state.wanted.get(&block).is_some_and(|wanted| !wanted.is_under_way);
+        let is_part = |state: &State, block: u64| state.wanted.get(&block).is_some_and(|wanted| !wanted.is_whole);
         let first = loop {
             let block = match state.first.pop_front() {
                 Some(block) => block,
@@ -303,10 +236,10 @@ impl Fetcher {
         let room = UNDER_WAY - state.under_way;
         // While there is room for all, each is fetched by itself, at the same time.
         let waiting = state.first.len() + state.ahead.len();
-        let most = if waiting >= room { RUN_MAX.min(room as u64) } else { 1 };
+        let most = if waiting >= room && !is_part(&state, first) { RUN_MAX.min(room as u64) } else { 1 };
         let unit = self.origin.unit_of(first);
         let may_come = |state: &State, block: u64| {
-            is_waiting(state, block) || self.blocks.get(block).is_none() && !state.wanted.contains_key(&block)
+            is_waiting(state, block) || !self.blocks.know_all_of(block) && !state.wanted.contains_key(&block)
         };
         let (mut start, mut end) = (first, first + 1);
         // What is fetched together anyway is kept together.
@@ -314,39 +247,57 @@ impl Fetcher {
             start -= 1;
         }
         while end < unit.end && may_come(&state, end)
-            || unit.end - unit.start == 1 && end - start < most && is_waiting(&state, end)
+            || unit.end - unit.start == 1 && end - start < most && is_waiting(&state, end) && !is_part(&state, end)
         {
             end += 1;
         }
         for block in start..end {
-            state.wanted.entry(block).or_default().is_under_way = true;
+            state.wanted.entry(block).or_insert_with(Wanted::ahead).is_under_way = true;
         }
         state.under_way += (end - start) as usize;
         Some(start..end)
     }
 
-    /// A block has come: those who wait get it.
-    fn came(&self, block: u64, bytes: &Piece) -> bool {
+    /// A block has come: those who wait for no more than what has come of it get it. Returns
+    /// whether there were any.
+    fn came(&self, block: u64, piece: &Piece) -> bool {
         let mut state = self.state();
         state.fetched += 1;
         let Some(wanted) = state.wanted.get_mut(&block) else { return false };
-        wanted.bytes = Some(bytes.clone());
+        wanted.piece = Some(piece.clone());
         let waiters = std::mem::take(&mut wanted.waiters);
+        let (served, waiting): (Vec<_>, Vec<_>) =
+            waiters.into_iter().partition(|waiter| piece.units.has(waiter.units_of(block)));
+        wanted.waiters = waiting;
         drop(state);
-        waiters.iter().for_each(|waiter| waiter.take(block, Ok(bytes)));
-        !waiters.is_empty()
+        served.iter().for_each(|waiter| waiter.take(block, Ok(piece)));
+        !served.is_empty()
     }
 
-    /// A block is known, or stays in memory: it is wanted no more.
+    /// What has come of a block is known, or stays in memory. It is wanted no more, unless more of
+    /// it is waited for.
     fn settled(&self, block: u64, in_memory: Option<Piece>) {
         let mut state = self.state();
-        state.wanted.remove(&block);
-        if let Some(bytes) = in_memory {
+        if let Some(piece) = in_memory {
             if state.recent.len() == RECENT {
                 state.recent.pop_front();
             }
-            state.recent.push_back((block, bytes));
+            state.recent.push_back((block, piece));
         }
+        let Some(mut wanted) = state.wanted.remove(&block) else { return };
+        if let Some(known) = self.blocks.get(block).filter(|_| !wanted.used.is_empty()) {
+            known.use_units(wanted.used);
+        }
+        if wanted.waiters.is_empty() {
+            return;
+        }
+        let units = wanted.waiters.iter().map(|waiter| waiter.units_of(block));
+        wanted.units = units.fold(Units::default(), Units::and);
+        (wanted.is_under_way, wanted.piece) = (false, None);
+        state.wanted.insert(block, wanted);
+        state.first.push_back(block);
+        drop(state);
+        self.wake.notify_one();
     }
 
     fn failed(&self, block: u64, error: &ObjectError) {
@@ -373,37 +324,51 @@ impl Fetcher {
     /// Brings the first blocks of a run. Returns the rest.
     async fn fetch_some(self: &Arc<Self>, run: Range<u64>) -> Range<u64> {
         let (mut locked, deadline) = (run.start, Instant::now() + self.origin.timeout());
+        let mut part = None;
         // The first block may be in the cache by now; and all that is to be fetched is locked.
-        if self.kept.is_some() {
-            while locked < run.end {
-                match self.prepare(locked).await {
-                    Prepared::Here(bytes, sums) => {
-                        if locked > run.start {
-                            break;
-                        }
-                        let was_waited_for = Piece::of(bytes).first().is_some_and(|bytes| self.came(locked, bytes));
-                        self.blocks.set(locked, sums, !was_waited_for);
-                        self.settled(locked, None);
-                        return locked + 1..run.end;
+        while self.kept.is_some() && locked < run.end && part.is_none() {
+            match self.prepare(locked).await {
+                Prepared::Here(held) => {
+                    if locked > run.start {
+                        break;
                     }
-                    Prepared::Mine => locked += 1,
-                    Prepared::Anothers if locked > run.start => break,
-                    // Its process may have stopped; then it is fetched twice.
-                    Prepared::Anothers if Instant::now() > deadline => break,
-                    Prepared::Anothers => sleep(LOOK).await,
-                    Prepared::Unknown => break,
+                    let sums = held.sums.clone();
+                    let was_waited_for = self.came(locked, &Piece::of_held(held));
+                    self.blocks.set(locked, &sums, !was_waited_for);
+                    self.settled(locked, None);
+                    return locked + 1..run.end;
                 }
+                Prepared::Mine(held) => {
+                    part = held.filter(|_| locked == run.start);
+                    locked += 1;
+                }
+                Prepared::Anothers if locked > run.start => break,
+                // Its process may have stopped; then it is fetched twice.
+                Prepared::Anothers if Instant::now() > deadline => break,
+                Prepared::Anothers => sleep(LOOK).await,
+                Prepared::Unknown => break,
             }
         }
         let end = if self.kept.is_some() { locked.max(run.start + 1) } else { run.end };
-        let result = self.get(run.start..end).await;
+        let result = match part {
+            Some(held) => self.get_part(run.start, held).await,
+            None => self.get(run.start..end).await,
+        };
         let come: Vec<_> = match result {
-            Ok(bytes) => (run.start..end)
-                .zip(Piece::of(bytes))
-                .map(|(block, bytes)| (block, self.came(block, &bytes), bytes))
+            Ok(come) => (run.start..end)
+                .zip(come)
+                .map(|(block, (piece, fetched))| Come {
+                    block,
+                    was_waited_for: self.came(block, &piece),
+                    piece,
+                    fetched,
+                })
                 .collect(),
             Err(error) => {
-                (run.start..end).for_each(|block| self.failed(block, &error));
+                for block in run.start..end {
+                    self.unlock(block, locked);
+                    self.failed(block, &error);
+                }
                 Vec::new()
             }
         };
@@ -411,11 +376,12 @@ impl Fetcher {
         let room = Arc::clone(&self.keeping).acquire_many_owned(come.len() as u32).await;
         let this = Arc::clone(self);
         tokio::spawn(async move {
-            for (block, was_waited_for, bytes) in come {
-                this.keep(block, was_waited_for, bytes).await;
-            }
-            if let Some((_, entry)) = &this.kept {
-                (run.start..locked).for_each(|block| entry.unlock(block));
+            for come in come {
+                let block = come.block;
+                let in_memory = this.keep(come).await;
+                // Another fetch of it may follow, which locks it again.
+                this.unlock(block, locked);
+                this.settled(block, in_memory);
             }
             drop(room);
         });
@@ -427,19 +393,28 @@ impl Fetcher {
         let this = Arc::clone(self);
         let look = move || {
             let Some((_, entry)) = &this.kept else { return Ok(Prepared::Unknown) };
-            if let Some((bytes, sums)) = entry.read(block)? {
-                return Ok(Prepared::Here(bytes, sums));
+            let (wanted, is_whole) = {
+                let state = this.state();
+                state.wanted.get(&block).map_or_else(Default::default, |wanted| (wanted.units, wanted.is_whole))
+            };
+            let wanted = Units::all_of(this.block_bytes(block)).within(wanted);
+            let is_enough = |held: &Held| held.units.has(wanted);
+            let held = entry.read(block)?;
+            if let Some(held) = held.filter(is_enough) {
+                return Ok(Prepared::Here(held));
             }
             if !entry.try_lock(block)? {
                 return Ok(Prepared::Anothers);
             }
             // Another process may have brought it in between.
             Ok::<_, io::Error>(match entry.read(block)? {
-                Some((bytes, sums)) => {
+                Some(held) if is_enough(&held) => {
                     entry.unlock(block);
-                    Prepared::Here(bytes, sums)
+                    Prepared::Here(held)
                 }
-                None => Prepared::Mine,
+                _ if !this.origin.has_parts() => Prepared::Mine(None),
+                None if is_whole => Prepared::Mine(None),
+                held => Prepared::Mine(Some(held.unwrap_or_else(|| Held::nothing(this.block_bytes(block))))),
             })
         };
         match spawn_blocking(look).await {
@@ -449,16 +424,23 @@ impl Fetcher {
         }
     }
 
+    /// Unlocks a block if it is one of those before `locked`.
+    fn unlock(&self, block: u64, locked: u64) {
+        if let Some((_, entry)) = self.kept.as_ref().filter(|_| block < locked) {
+            entry.unlock(block);
+        }
+    }
+
     /// A buffer for a block. Memory that was used before costs no page faults.
     fn buffer(&self) -> Vec<u8> {
         self.buffers().pop().unwrap_or_default()
     }
 
     /// Gives a buffer back, if nobody else has it.
-    fn give_back(&self, bytes: Piece) {
+    fn give_back(&self, piece: Piece) {
         let mut buffers = self.buffers();
         if buffers.len() < BUFFERS {
-            buffers.extend(Arc::try_unwrap(bytes.run).ok());
+            buffers.extend(piece.into_buffer());
         }
     }
 
@@ -466,16 +448,18 @@ impl Fetcher {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a block that has come.
-    async fn keep(self: &Arc<Self>, block: u64, was_waited_for: bool, bytes: Piece) {
-        let (this, kept_bytes) = (Arc::clone(self), bytes.clone());
+    /// Keeps a block that has come. Returns it if it could not be kept.
+    async fn keep(self: &Arc<Self>, come: Come) -> Option<Piece> {
+        let Come { block, was_waited_for, piece, fetched } = come;
+        let (this, kept) = (Arc::clone(self), piece.clone());
         let keep = move || {
             let (cache, entry) = this.kept.as_ref()?;
-            let sums = sums_of(&kept_bytes);
+            let bytes = kept.get(fetched.start as usize..fetched.end as usize)?;
+            let sums = sums_of(fetched.start, bytes);
             if this.is_to_tell() {
-                let _ = entry.mark_used(this.blocks.take_used().into_iter());
+                let _ = entry.mark_used(this.blocks.take_used());
             }
-            match cache.keep(entry, block, &kept_bytes, &sums) {
+            match cache.keep(entry, block, &fetched, bytes, &sums) {
                 Ok(()) => Some(sums),
                 Err(error) => {
                     if !this.has_warned.swap(true, Ordering::Relaxed) {
@@ -488,11 +472,11 @@ impl Fetcher {
         };
         match spawn_blocking(keep).await.ok().flatten() {
             Some(sums) => {
-                self.blocks.set(block, sums, !was_waited_for);
-                self.settled(block, None);
-                self.give_back(bytes);
+                self.blocks.set(block, &sums, !was_waited_for);
+                self.give_back(piece);
+                None
             }
-            None => self.settled(block, Some(bytes)),
+            None => Some(piece),
         }
     }
 
@@ -501,12 +485,27 @@ impl Fetcher {
         (self.origin.size_bytes() - block * BLOCK_BYTES).min(BLOCK_BYTES) as usize
     }
 
-    /// Gets a run of blocks from the server, however often that must be tried.
-    async fn get(&self, run: Range<u64>) -> Result<Vec<u8>, ObjectError> {
+    /// Gets a run of blocks from the server, however often that must be tried. With each block
+    /// comes the range of it that was fetched.
+    async fn get(&self, run: Range<u64>) -> Result<Vec<(Piece, Range<u64>)>, ObjectError> {
         let mut bytes = self.buffer();
         let range = run.start * BLOCK_BYTES..(run.end * BLOCK_BYTES).min(self.origin.size_bytes());
         self.origin.get(range, &mut bytes).await?;
-        Ok(bytes)
+        Ok(Piece::of_run(bytes).into_iter().map(|piece| (piece.clone(), 0..piece.len() as u64)).collect())
+    }
+
+    /// Gets the first of the wanted units of a block that are not held, and adds them.
+    async fn get_part(&self, block: u64, mut held: Held) -> Result<Vec<(Piece, Range<u64>)>, ObjectError> {
+        let wanted = self.state().wanted.get(&block).map_or_else(Units::default, |wanted| wanted.units);
+        let len_bytes = held.bytes.len() as u64;
+        let wanted = Units::all_of(held.bytes.len()).within(wanted);
+        let missing = Units::missing(wanted, held.units).unwrap_or(0..len_bytes);
+        let range = missing.start..missing.end.min(len_bytes);
+        let (at_bytes, mut bytes) = (block * BLOCK_BYTES, self.buffer());
+        self.origin.get(at_bytes + range.start..at_bytes + range.end, &mut bytes).await?;
+        held.bytes[range.start as usize..range.end as usize].copy_from_slice(&bytes);
+        held.units = held.units.and(Units::of(range.clone()));
+        Ok(vec![(Piece::of_held(held), range)])
     }
 
     /// Whether blocks are wanted, or being kept.
@@ -541,7 +540,7 @@ impl Fetcher {
     pub(crate) fn tell_used(&self) {
         if let Some((_, entry)) = &self.kept {
             // Without it these blocks are dropped a little earlier.
-            let _ = entry.mark_used(self.blocks.take_used().into_iter());
+            let _ = entry.mark_used(self.blocks.take_used());
         }
     }
 }
@@ -553,22 +552,36 @@ impl Drop for Fetcher {
     }
 }
 
+/// A block that has come and is to be kept.
+struct Come {
+    block: u64,
+    /// Somebody has waited for it.
+    was_waited_for: bool,
+    piece: Piece,
+    /// What of it is not in the cache.
+    fetched: Range<u64>,
+}
+
 enum Prepared {
-    /// The cache has it.
-    Here(Vec<u8>, Sums),
-    /// It is locked, and has to be fetched.
-    Mine,
+    /// The cache has all of it that is wanted.
+    Here(Held),
+    /// It is locked, and has to be fetched: only what is not held, if that is said.
+    Mine(Option<Held>),
     /// Another process fetches it.
     Anothers,
     /// The cache cannot be read.
     Unknown,
 }
 
-/// Starts fetches until the fetcher is dropped.
+/// Starts fetches until the fetcher is dropped, and tells the cache now and then what was read.
 async fn dispatch(weak: Weak<Fetcher>, wake: Arc<Notify>) {
     loop {
-        wake.notified().await;
+        let is_woken = timeout(TELL_EVERY, wake.notified()).await.is_ok();
         let Some(fetcher) = weak.upgrade() else { return };
+        if !is_woken {
+            drop(spawn_blocking(move || fetcher.tell_used()));
+            continue;
+        }
         while let Some(run) = fetcher.pick() {
             tokio::spawn(Arc::clone(&fetcher).fetch(run));
         }

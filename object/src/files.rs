@@ -5,13 +5,14 @@
 //! system returns, and so what a child records of its parent, are without it.
 
 use crate::{
+    BLOCK_BYTES,
     answer::Version,
     cache::{
         Cache,
         map::{Identity, OBJECT_BYTES_MAX},
     },
     error::{ObjectError, Result},
-    fetcher::{Ahead, Fetcher},
+    fetcher::{Fetcher, Purpose},
     origin::{Donor, Donors, Origin, PushedDisk},
     repository::{Digest, MAGIC, MANIFEST_BYTES_MAX, Manifest, hex},
     runtime,
@@ -23,7 +24,7 @@ use crate::{
 };
 use diskwright_store::{FileFacts, FileStore, FileSystem, Files, LockMode, OpenError, OpenOptions, Store};
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     io,
     ops::Range,
     path::{Path, PathBuf},
@@ -34,8 +35,8 @@ use std::{
 /// How long the end of a program waits for the cache.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// What a prefetch asks for at once.
-const PREFETCH_BYTES: usize = 16 << 20;
+/// Ranges, each of a block, that a prefetch asks for at once.
+const PREFETCHED: usize = 32;
 
 /// How names of objects begin.
 pub const SCHEMES: [&str; 3] = [Scheme::S3.prefix(), Scheme::Https.prefix(), Scheme::Http.prefix()];
@@ -273,7 +274,9 @@ impl ObjectFiles {
         open.iter().for_each(|fetcher| fetcher.settle(deadline));
     }
 
-    /// Brings ranges of an object into the cache, or all of it. `progress` gets the bytes that are
+    /// Brings ranges of an object into the cache, or all of it. Of a block of which ranges are
+    /// wanted, only their units of 64 KiB are fetched. Sealed images and pushed disks are fetched
+    /// in whole blocks, because their digests are of blocks. `progress` gets the bytes that are
     /// done and those of all, and returns whether to go on. Returns whether it has ended by itself.
     ///
     /// # Errors
@@ -290,25 +293,33 @@ impl ObjectFiles {
             return Err(ObjectError::local("keep blocks of", store.name(), source));
         }
         let size_bytes = store.size_bytes();
+        let purpose = if ranges.is_some() { Purpose::Units } else { Purpose::Blocks };
         let ranges = ranges.unwrap_or_else(|| std::iter::once(0..size_bytes).collect());
         let within = |range: Range<u64>| range.start.min(size_bytes)..range.end.min(size_bytes);
         let ranges: Vec<Range<u64>> = ranges.into_iter().map(within).filter(|range| !range.is_empty()).collect();
         let total_bytes = ranges.iter().map(|range| range.end - range.start).sum();
-        let (mut buf, mut done_bytes) = (vec![0; PREFETCH_BYTES], 0);
-        for range in ranges {
-            for start in range.clone().step_by(PREFETCH_BYTES) {
-                if !progress(done_bytes, total_bytes) {
-                    return Ok(false);
-                }
-                let piece = &mut buf[..(range.end - start).min(PREFETCH_BYTES as u64) as usize];
-                store.read_whole(piece, start, Ahead::No)?;
-                done_bytes += piece.len() as u64;
+        let mut pieces = ranges.into_iter().flat_map(by_block);
+        let (mut asked, mut done_bytes) = (VecDeque::new(), 0);
+        loop {
+            asked.extend(pieces.by_ref().take(PREFETCHED - asked.len()).map(|piece| store.request(piece, purpose)));
+            let Some(first) = asked.pop_front() else { break };
+            if !progress(done_bytes, total_bytes) {
+                return Ok(false);
             }
+            done_bytes += first.bytes()?.len() as u64;
         }
         store.wait_until_kept();
         progress(done_bytes, total_bytes);
         Ok(true)
     }
+}
+
+/// The parts of a range that lie in one block each.
+fn by_block(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    (range.start / BLOCK_BYTES..range.end.div_ceil(BLOCK_BYTES)).map(move |block| {
+        let at_bytes = block * BLOCK_BYTES;
+        range.start.max(at_bytes)..range.end.min(at_bytes + BLOCK_BYTES)
+    })
 }
 
 /// The seal that lies beside an object of this size.

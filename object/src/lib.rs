@@ -12,6 +12,8 @@
 //!   seal.rs         the digests of an image's blocks
 //!   repository/     disks that are pushed to a bucket as chunks
 //!   fetcher.rs      blocks of 1 MiB: wanted, under way, read ahead
+//!   piece.rs        blocks that have come, and reads that wait
+//!   units.rs        the 64 KiB pieces of a block
 //!   tries.rs        requests that are repeated
 //!   streams.rs      which reads are sequential
 //!   blocks.rs       what is known of the blocks of an open object
@@ -42,6 +44,7 @@ mod error;
 mod fetcher;
 mod files;
 mod origin;
+mod piece;
 pub mod repository;
 mod runtime;
 mod seal;
@@ -54,6 +57,7 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 mod tries;
+mod units;
 mod uri;
 
 pub use cache::{Cache, CachedObject};
@@ -69,7 +73,8 @@ pub use uri::ObjectUri;
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// Size of a block: what one GET fetches, and what the cache keeps or drops as a whole.
+/// Size of a block: what one GET fetches if nothing of it is there, and what the cache drops as a
+/// whole.
 pub const BLOCK_BYTES: u64 = 1 << 20;
 
 /// Bytes under one checksum.

@@ -123,13 +123,19 @@ impl Origin {
         start..(start + unit).min(self.size_bytes().div_ceil(BLOCK_BYTES))
     }
 
+    /// Whether parts of blocks can be fetched and proved.
+    pub(crate) fn has_parts(&self) -> bool {
+        matches!(self, Self::Object(_, _, None))
+    }
+
     /// Whether a block reads as zeros, as the manifest says.
     pub(crate) fn is_zeros(&self, block: u64) -> bool {
         self.manifest().is_some_and(|manifest| manifest.chunk(block / (CHUNK_BYTES / BLOCK_BYTES)).is_none())
     }
 
-    /// The bytes of a range, in place of what `into` has. A range begins and ends with a block. One
-    /// of a pushed disk lies within a chunk. Asks again for as long as the timeout.
+    /// The bytes of a range, in place of what `into` has. If there are no parts, a range begins and
+    /// ends with a block. One of a pushed disk lies within a chunk. Asks again for as long as the
+    /// timeout.
     pub(crate) async fn get(&self, range: Range<u64>, into: &mut Vec<u8>) -> Result<()> {
         match self {
             Self::Object(source, version, None) => source.get(range, version, into).await,

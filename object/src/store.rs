@@ -2,17 +2,19 @@
 //! the server.
 //!
 //! ```text
-//!   place ─┬─ a known block, whole 4 KiB ─▶ the cache's file (member 0), compared
+//!   place ─┬─ known, whole 4 KiB ─▶ the cache's file (member 0), compared
 //!          └─ else, or wrong bytes ─▶ lane ─┬─ known ─▶ the cache's file, by a thread, compared
 //!                                           └─ Fetcher ─▶ the server
 //! ```
 
 use crate::{
     BLOCK_BYTES, SUM_BYTES,
-    cache::map::{Identity, have_sums},
+    cache::map::Identity,
     error::{ObjectError, Result},
-    fetcher::{Ahead, Fetcher, Memory},
+    fetcher::{Fetcher, Purpose},
+    piece::Memory,
     repository::{CHUNK_BYTES, Manifest},
+    units::Units,
 };
 use diskwright_store::{
     Access, CopyAt, DataFile, FileRange, Lane, LaneOp, Loan, Placed, Placement, SectorSizes, Store, Zeroing,
@@ -20,6 +22,7 @@ use diskwright_store::{
 use rustix::event::{EventfdFlags, eventfd};
 use std::{
     io,
+    ops::Range,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{Arc, mpsc},
@@ -56,6 +59,23 @@ pub(crate) fn numbers(identity: &Identity) -> (u64, u64) {
     (number(0), number(8))
 }
 
+/// A range that was asked for.
+pub(crate) struct Requested<'a> {
+    receiver: mpsc::Receiver<Result<Box<[u8]>>>,
+    name: &'a Path,
+}
+
+impl Requested<'_> {
+    /// Waits for its bytes.
+    pub(crate) fn bytes(self) -> Result<Box<[u8]>> {
+        let failed = |_| {
+            let source = io::Error::other("the thread that reads objects has failed");
+            ObjectError::local("read", self.name, source)
+        };
+        self.receiver.recv().map_err(failed)?
+    }
+}
+
 impl ObjectStore {
     pub(crate) fn new(
         fetcher: Arc<Fetcher>,
@@ -80,19 +100,21 @@ impl ObjectStore {
     }
 
     /// Reads a range, which lies within the object and is not empty.
-    pub(crate) fn read_whole(&self, buf: &mut [u8], offset_bytes: u64, ahead: Ahead) -> Result<()> {
+    pub(crate) fn read_whole(&self, buf: &mut [u8], offset_bytes: u64) -> Result<()> {
         if read_known(&self.fetcher, self.data.as_ref(), buf, offset_bytes) {
             return Ok(());
         }
-        let (sender, receiver) = mpsc::sync_channel(1);
-        let memory = Memory::Caller(vec![0; buf.len()].into(), sender);
-        self.fetcher.want(offset_bytes, memory, buf.len() as u64, ahead);
-        let failed = |_| {
-            let source = io::Error::other("the thread that reads objects has failed");
-            ObjectError::local("read", &self.name, source)
-        };
-        buf.copy_from_slice(&receiver.recv().map_err(failed)??);
+        let range = offset_bytes..offset_bytes + buf.len() as u64;
+        buf.copy_from_slice(&self.request(range, Purpose::Read).bytes()?);
         Ok(())
+    }
+
+    /// Asks for a range, which lies within the object and is not empty. Never waits.
+    pub(crate) fn request(&self, range: Range<u64>, purpose: Purpose) -> Requested<'_> {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let memory = Memory::Caller(vec![0; (range.end - range.start) as usize].into(), sender);
+        self.fetcher.want(range, memory, purpose);
+        Requested { receiver, name: &self.name }
     }
 
     /// Waits until what was fetched is in the cache.
@@ -120,12 +142,12 @@ fn read_known(fetcher: &Fetcher, data: Option<&Arc<dyn Store>>, buf: &mut [u8], 
         let end_bytes = (within_bytes + len as u64).next_multiple_of(SUM_BYTES);
         let mut pieces = vec![0; (end_bytes - start_bytes) as usize];
         let is_read = data.read_at(&mut pieces, block * BLOCK_BYTES + start_bytes).is_ok();
-        if !is_read || !have_sums(&known.sums, start_bytes, &pieces) {
+        if !is_read || !known.is_intact(start_bytes, &pieces) {
             return false;
         }
         let skip = (within_bytes - start_bytes) as usize;
         buf[done..done + len].copy_from_slice(&pieces[skip..skip + len]);
-        if known.use_it() && within_bytes == 0 {
+        if known.use_units(Units::of(start_bytes..end_bytes)) && within_bytes == 0 {
             fetcher.goes_on(block);
         }
         done += len;
@@ -147,7 +169,7 @@ impl Store for ObjectStore {
         if end_bytes > self.fetcher.origin.size_bytes() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        if buf.is_empty() { Ok(()) } else { Ok(self.read_whole(buf, offset_bytes, Ahead::May)?) }
+        if buf.is_empty() { Ok(()) } else { Ok(self.read_whole(buf, offset_bytes)?) }
     }
 
     fn write_at(&self, _buf: &[u8], _offset_bytes: u64) -> io::Result<()> {
@@ -231,9 +253,10 @@ impl Placement for ObjectStore {
         if access == Access::Read
             && is_whole
             && let Some(known) = self.fetcher.blocks.get(block)
+            && known.knows(within_bytes..within_bytes + len_bytes)
         {
             // A stream reads a block from its first byte on.
-            if known.use_it() && within_bytes == 0 {
+            if known.use_units(Units::of(within_bytes..within_bytes + len_bytes)) && within_bytes == 0 {
                 self.fetcher.goes_on(block);
             }
             placed.copies[0] = CopyAt { member: 0, offset_bytes };
@@ -248,7 +271,7 @@ impl Placement for ObjectStore {
 
     fn is_intact(&self, _hold: u64, offset_bytes: u64, bytes: &[u8]) -> bool {
         let known = self.fetcher.blocks.get(offset_bytes / BLOCK_BYTES);
-        known.is_some_and(|known| have_sums(&known.sums, offset_bytes % BLOCK_BYTES, bytes))
+        known.is_some_and(|known| known.is_intact(offset_bytes % BLOCK_BYTES, bytes))
     }
 
     fn sync_failed(&self, _member: u8, _error: &io::Error) {}
@@ -279,16 +302,15 @@ impl Lane for ObjectLane {
             return loan.complete(Ok(()));
         }
         let fetcher = Arc::clone(&self.fetcher);
-        let is_known = (offset_bytes / BLOCK_BYTES..(offset_bytes + len_bytes).div_ceil(BLOCK_BYTES))
-            .all(|block| fetcher.blocks.get(block).is_some());
-        if !is_known {
-            return fetcher.want(offset_bytes, Memory::Loan(loan), len_bytes, Ahead::May);
+        let range = offset_bytes..offset_bytes + len_bytes;
+        if !fetcher.blocks.know(range.clone()) {
+            return fetcher.want(range, Memory::Loan(loan), Purpose::Read);
         }
         let data = self.data.clone();
         self.runtime.spawn_blocking(move || {
             match read_known(&fetcher, data.as_ref(), loan.bytes_mut(), offset_bytes) {
                 true => loan.complete(Ok(())),
-                false => fetcher.want(offset_bytes, Memory::Loan(loan), len_bytes, Ahead::May),
+                false => fetcher.want(range, Memory::Loan(loan), Purpose::Read),
             }
         });
     }

@@ -66,7 +66,8 @@ EXAMPLES
     },
     /// Fetch an object, or ranges of it, before they are needed.
     #[command(after_help = "\
-With --ranges only what another machine has needed is fetched, for example to boot: FILE is what `cache list URL --json` printed there.
+With --ranges only what another machine has read is fetched, for example to boot, in units of 64 KiB. FILE is what `cache list URL --json` printed there. \
+Of a sealed image or a pushed disk whole blocks are fetched, because their digests are of blocks.
 
 EXAMPLES
   diskwright cache prefetch s3://golden/debian.vhdx
@@ -105,12 +106,18 @@ struct Object {
     size: u64,
     /// Bytes of it that are kept.
     held: u64,
+    /// Bytes of these that were read, in units of 64 KiB.
+    #[serde(default)]
+    read: u64,
     /// When it was last opened, in seconds since 1970; `null` if that is not known.
     used: Option<u64>,
     /// Whether a program has it open.
     open: bool,
     /// What is kept.
     ranges: Vec<Piece>,
+    /// What of it was read, in units of 64 KiB.
+    #[serde(default)]
+    read_ranges: Vec<Piece>,
 }
 
 /// A range of an object.
@@ -128,14 +135,17 @@ impl Document for Report {
 
 impl From<CachedObject> for Object {
     fn from(object: CachedObject) -> Self {
-        let held = object.held_bytes();
+        let (held, read) = (object.held_bytes(), object.read_bytes());
         let since = |used: std::time::SystemTime| used.duration_since(UNIX_EPOCH).ok();
-        let ranges = object.held.into_iter();
-        let ranges = ranges.map(|range| Piece { start: range.start, length: range.end - range.start }).collect();
         let used = object.used.and_then(since).map(|since| since.as_secs());
+        let (ranges, read_ranges) = (pieces(object.held), pieces(object.read));
         let CachedObject { name, etag, size_bytes: size, is_open: open, .. } = object;
-        Self { name, etag, size, held, used, open, ranges }
+        Self { name, etag, size, held, read, used, open, ranges, read_ranges }
     }
+}
+
+fn pieces(ranges: Vec<Range<u64>>) -> Vec<Piece> {
+    ranges.into_iter().map(|range| Piece { start: range.start, length: range.end - range.start }).collect()
 }
 
 /// Runs `cache`.
@@ -185,7 +195,8 @@ fn prefetch(context: &mut Context, url: &Path, ranges: Option<&Path>) -> Outcome
     }
 }
 
-/// The ranges of an object in a document that `cache list --json` has printed.
+/// What was read of an object, in a document that `cache list --json` has printed. Of one in which
+/// nothing was read, what was kept.
 fn recorded(file: &Path, url: &Path) -> Outcome<Vec<Range<u64>>> {
     let wrong = |what: String| Failure::new(format!("{}: {what}", file.display()));
     let text = fs::read_to_string(file).map_err(|error| wrong(format!("cannot read it: {error}")))?;
@@ -196,7 +207,8 @@ fn recorded(file: &Path, url: &Path) -> Outcome<Vec<Range<u64>>> {
     if of_object.is_empty() {
         return Err(wrong(format!("it has no ranges of {name}")));
     }
-    let pieces = of_object.iter().flat_map(|object| &object.ranges);
+    let has_read = of_object.iter().any(|object| !object.read_ranges.is_empty());
+    let pieces = of_object.iter().flat_map(|object| if has_read { &object.read_ranges } else { &object.ranges });
     Ok(pieces.map(|piece| piece.start..piece.start.saturating_add(piece.length)).collect())
 }
 
@@ -207,6 +219,7 @@ impl Report {
         if !self.objects.is_empty() {
             let mut table = Columns::new(&[
                 ("kept", Align::Right),
+                ("read", Align::Right),
                 ("of", Align::Right),
                 ("last opened", Align::Left),
                 ("open", Align::Left),
@@ -215,6 +228,7 @@ impl Report {
             for object in &self.objects {
                 table.row(vec![
                     Human(object.held).to_string(),
+                    Human(object.read).to_string(),
                     Human(object.size).to_string(),
                     object.used.and_then(|used| u32::try_from(used).ok()).map_or("-".into(), timestamp::utc_from_1970),
                     if object.open { "yes" } else { "no" }.into(),

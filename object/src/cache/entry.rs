@@ -1,9 +1,9 @@
 //! The files of one cached object, shared by all processes that have it open.
 //!
 //! ```text
-//!   fetched ─▶ data ─▶ checksums ─▶ its byte in the map      no sync: see below
-//!   read    ─▶ its byte? ─▶ checksums ─▶ data, compared
-//!   dropped ─▶ its byte ─▶ hole in the data
+//!   fetched ─▶ data ─▶ checksums ─▶ its state in the map     no sync: see below
+//!   read    ─▶ its state? ─▶ checksums ─▶ data, compared
+//!   dropped ─▶ its state ─▶ hole in the data
 //! ```
 //!
 //! A version of an object never changes, and every read is compared with the block's checksums. So
@@ -14,13 +14,20 @@
 
 use super::{
     lock,
-    map::{AGE_NEW, AGE_USED, HEAD_BYTES, Identity, SUMS, Sums, THERE, have_sums, sums_of_bytes, sums_to_bytes},
+    map::{
+        AGE_NEW, AGE_USED, HEAD_BYTES, Identity, STATE_BYTES, SUMS, State, Sums, THERE, UNITS_AT, USED_AT, have_sums,
+        sums_of_bytes, sums_to_bytes,
+    },
 };
-use crate::{BLOCK_BYTES, SUM_BYTES};
+use crate::{
+    BLOCK_BYTES, SUM_BYTES,
+    units::{UNIT_BYTES, Units},
+};
 use rustix::fs::{FallocateFlags, fallocate};
 use std::{
     fs::{self, File, OpenOptions},
     io,
+    ops::Range,
     os::unix::fs::{FileExt, OpenOptionsExt},
     path::{Path, PathBuf},
     time::SystemTime,
@@ -29,6 +36,25 @@ use std::{
 /// Ending of a map, and of the data.
 const MAP: &str = "map";
 const DATA: &str = "data";
+
+/// States that are read at once.
+const STATES: u64 = 8192;
+
+/// What is there of a block.
+#[derive(Debug)]
+pub(crate) struct Held {
+    /// As long as the block. What is not there is of no meaning.
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) sums: Sums,
+    pub(crate) units: Units,
+}
+
+impl Held {
+    /// Nothing of a block of this length.
+    pub(crate) fn nothing(len_bytes: usize) -> Self {
+        Self { bytes: vec![0; len_bytes], sums: Box::new([0; SUMS]), units: Units::default() }
+    }
+}
 
 /// The files of an object; see the module documentation.
 #[derive(Debug)]
@@ -69,6 +95,7 @@ impl Entry {
             let is_whole = map.read_exact_at(&mut found, 0).is_ok() && found == head;
             if !is_whole {
                 // Nothing of what is there may be taken for this object.
+                data.set_len(0)?;
                 map.set_len(0)?;
                 map.set_len(identity.sums_at(identity.blocks()))?;
                 map.write_all_at(&head, 0)?;
@@ -106,55 +133,99 @@ impl Entry {
         self.map.metadata().and_then(|found| found.modified()).ok()
     }
 
-    /// The bytes of all blocks: `0x80 | age` for those that are there.
-    pub(super) fn states(&self) -> io::Result<Vec<u8>> {
-        let mut states = vec![0; self.identity.blocks() as usize];
-        self.map.read_exact_at(&mut states, self.identity.state_at(0))?;
-        Ok(states)
+    /// The blocks of which something is there.
+    pub(super) fn there(&self) -> impl Iterator<Item = io::Result<(u64, State)>> {
+        let blocks = self.identity.blocks();
+        let read = move |first: u64| {
+            let mut bytes = vec![0; STATE_BYTES * (blocks - first).min(STATES) as usize];
+            match self.map.read_exact_at(&mut bytes, self.identity.state_at(first)) {
+                Ok(()) => {
+                    let states = bytes.as_chunks().0.iter().map(State::of_bytes);
+                    let there = (first..).zip(states).filter(|(_, state)| state.is_there());
+                    there.map(Ok).collect::<Vec<_>>()
+                }
+                Err(error) => vec![Err(error)],
+            }
+        };
+        (0..blocks).step_by(STATES as usize).flat_map(read)
     }
 
-    fn is_there(&self, block: u64) -> io::Result<bool> {
-        let mut state = [0];
-        self.map.read_exact_at(&mut state, self.identity.state_at(block))?;
-        Ok(state[0] & THERE != 0)
+    /// Bytes of a block that are there.
+    pub(super) fn bytes_of(&self, block: u64, state: State) -> u64 {
+        self.identity.ranges(block, state.units).map(|range| range.end - range.start).sum()
     }
 
-    /// The bytes and the checksums of a block, if it is there and whole.
-    pub(crate) fn read(&self, block: u64) -> io::Result<Option<(Vec<u8>, Sums)>> {
-        if !self.is_there(block)? {
+    fn state(&self, block: u64) -> io::Result<State> {
+        let mut bytes = [0; STATE_BYTES];
+        self.map.read_exact_at(&mut bytes, self.identity.state_at(block))?;
+        Ok(State::of_bytes(&bytes))
+    }
+
+    /// What is there of a block and whole; `None` if nothing is.
+    pub(crate) fn read(&self, block: u64) -> io::Result<Option<Held>> {
+        let state = self.state(block)?;
+        if !state.is_there() {
             return Ok(None);
         }
         let mut stored = [0; SUMS * 4];
         self.map.read_exact_at(&mut stored, self.identity.sums_at(block))?;
-        let sums = sums_of_bytes(&stored);
+        let stored = sums_of_bytes(&stored);
         let len = self.identity.block_len(block);
         let mut bytes = vec![0; len.next_multiple_of(SUM_BYTES as usize)];
         self.data.read_exact_at(&mut bytes, block * BLOCK_BYTES)?;
-        let is_whole = have_sums(&sums, 0, &bytes);
+        let (mut sums, mut units) = (Box::new([0; SUMS]), Units::default());
+        for run in state.units.runs() {
+            for start in run.step_by(UNIT_BYTES as usize) {
+                let end = (start + UNIT_BYTES).min(bytes.len() as u64);
+                let Some(unit) = bytes.get(start as usize..end as usize).filter(|unit| !unit.is_empty()) else { break };
+                if have_sums(&stored, start, unit) {
+                    let of_unit = (start / SUM_BYTES) as usize..(end / SUM_BYTES) as usize;
+                    sums[of_unit.clone()].copy_from_slice(&stored[of_unit]);
+                    units = units.and(Units::of(start..end));
+                }
+            }
+        }
         bytes.truncate(len);
-        Ok(is_whole.then_some((bytes, sums)))
+        Ok((!units.is_empty()).then_some(Held { bytes, sums, units }))
     }
 
-    /// Keeps a block.
-    pub(crate) fn keep(&self, block: u64, bytes: &[u8], sums: &Sums) -> io::Result<()> {
-        self.data.write_all_at(bytes, block * BLOCK_BYTES)?;
-        self.map.write_all_at(&sums_to_bytes(sums), self.identity.sums_at(block))?;
-        self.map.write_all_at(&[THERE | AGE_NEW], self.identity.state_at(block))
+    /// Keeps a range of a block, which begins with a unit and ends with one, or with the block.
+    pub(crate) fn keep(&self, block: u64, range: &Range<u64>, bytes: &[u8], sums: &Sums) -> io::Result<()> {
+        self.data.write_all_at(bytes, block * BLOCK_BYTES + range.start)?;
+        let of_range = (range.start / SUM_BYTES) as usize..range.end.div_ceil(SUM_BYTES) as usize;
+        let sums_at = self.identity.sums_at(block) + of_range.start as u64 * 4;
+        self.map.write_all_at(&sums_to_bytes(sums.get(of_range).unwrap_or_default()), sums_at)?;
+        let state = self.state(block)?;
+        let there = if state.is_there() { state.units } else { Units::default() };
+        let state_at = self.identity.state_at(block);
+        self.map.write_all_at(&there.and(Units::of(range.clone())).bits().to_le_bytes(), state_at + UNITS_AT)?;
+        if !state.is_there() {
+            // What was read of it before it was dropped.
+            self.map.write_all_at(&[0; 2], state_at + USED_AT)?;
+        }
+        self.map.write_all_at(&[THERE | AGE_NEW], state_at)
     }
 
-    /// Says that blocks were used, so that others are dropped first.
-    pub(crate) fn mark_used(&self, blocks: impl Iterator<Item = u64>) -> io::Result<()> {
-        for block in blocks {
-            if self.is_there(block)? {
-                self.map.write_all_at(&[THERE | AGE_USED], self.identity.state_at(block))?;
+    /// Says that units of blocks were used, so that others are dropped first.
+    pub(crate) fn mark_used(&self, blocks: impl IntoIterator<Item = (u64, Units)>) -> io::Result<()> {
+        for (block, units) in blocks {
+            let (state, state_at) = (self.state(block)?, self.identity.state_at(block));
+            if !state.is_there() {
+                continue;
+            }
+            if !state.used.has(units) {
+                self.map.write_all_at(&state.used.and(units).bits().to_le_bytes(), state_at + USED_AT)?;
+            }
+            if state.age() != AGE_USED {
+                self.map.write_all_at(&[THERE | AGE_USED], state_at)?;
             }
         }
         Ok(())
     }
 
     /// Lets a block grow older by a round.
-    pub(super) fn age(&self, block: u64, state: u8) -> io::Result<()> {
-        self.map.write_all_at(&[THERE | (state & !THERE).saturating_sub(1)], self.identity.state_at(block))
+    pub(super) fn age(&self, block: u64, state: State) -> io::Result<()> {
+        self.map.write_all_at(&[THERE | state.age().saturating_sub(1)], self.identity.state_at(block))
     }
 
     /// Drops a block. `false` if a process is fetching it.

@@ -1,19 +1,23 @@
-//! The map of a cached object: which of its blocks are in the data file beside it, and their
-//! checksums.
+//! The map of a cached object: which of its blocks are in the data file beside it, which of their
+//! units were read, and their checksums.
 //!
 //! ```text
-//!   0      head: magic, CRC-32C, lengths, name, ETag        4096 bytes
-//!   4096   a byte for each block: 0 not there; 0x80 | age    rounded up to 4096
-//!   ...    checksums: CRC-32C of each 4 KiB of a block       1024 bytes a block
+//!   0      head: magic, CRC-32C, lengths, name, ETag          4096 bytes
+//!   4096   for each block:                                    8 bytes, all rounded up to 4096
+//!            0   0 not there; 0x80 | age
+//!            2   units that are there (16 bits)
+//!            4   units that were read (16 bits)
+//!   ...    checksums: CRC-32C of each 4 KiB of a block         1024 bytes a block
 //! ```
 //!
 //! Pure: no I/O. Numbers are little-endian. A map is hostile until its head was checked, and a
 //! block until its bytes were compared with its checksums.
 
-use crate::{BLOCK_BYTES, SUM_BYTES};
+use crate::{BLOCK_BYTES, SUM_BYTES, units::Units};
+use std::ops::Range;
 
 pub(super) const HEAD_BYTES: usize = 4096;
-const MAGIC: &[u8; 8] = b"DWOBJC1\n";
+const MAGIC: &[u8; 8] = b"DWOBJC2\n";
 /// Checksums of a block.
 pub(crate) const SUMS: usize = (BLOCK_BYTES / SUM_BYTES) as usize;
 const SUMS_BYTES: u64 = SUMS as u64 * 4;
@@ -27,8 +31,40 @@ pub(super) const AGE_NEW: u8 = 1;
 /// The age of a block that was used.
 pub(super) const AGE_USED: u8 = 3;
 
-/// The checksums of a block.
+/// Bytes of a block's state, and where in it its parts are.
+pub(super) const STATE_BYTES: usize = 8;
+pub(super) const UNITS_AT: u64 = 2;
+pub(super) const USED_AT: u64 = 4;
+
+/// The checksums of a block. Those of units that are not there are 0.
 pub(crate) type Sums = Box<[u32; SUMS]>;
+
+/// What the map says of a block.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct State {
+    /// 0, or [`THERE`] and the age.
+    pub(super) byte: u8,
+    /// Units that are there.
+    pub(super) units: Units,
+    /// Units that were read.
+    pub(super) used: Units,
+}
+
+impl State {
+    pub(super) fn of_bytes(bytes: &[u8; STATE_BYTES]) -> Self {
+        let units = |at: u64| Units::of_bits(u16::from_le_bytes([bytes[at as usize], bytes[at as usize + 1]]));
+        Self { byte: bytes[0], units: units(UNITS_AT), used: units(USED_AT) }
+    }
+
+    /// Whether something of the block is there.
+    pub(super) fn is_there(self) -> bool {
+        self.byte & THERE != 0
+    }
+
+    pub(super) fn age(self) -> u8 {
+        self.byte & !THERE
+    }
+}
 
 /// What tells a version of an object from all others.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,22 +143,31 @@ impl Identity {
         (size_bytes <= OBJECT_BYTES_MAX).then_some(Self { name, server, etag, size_bytes })
     }
 
-    /// Offset of the byte of a block.
+    /// Offset of the state of a block.
     pub(super) fn state_at(&self, block: u64) -> u64 {
-        HEAD_BYTES as u64 + block
+        HEAD_BYTES as u64 + block * STATE_BYTES as u64
+    }
+
+    /// Units of a block, as ranges of the object in bytes.
+    pub(super) fn ranges(&self, block: u64, units: Units) -> impl Iterator<Item = Range<u64>> {
+        let (at_bytes, len_bytes) = (block * BLOCK_BYTES, self.block_len(block) as u64);
+        let runs = units.runs().map(move |run| run.start.min(len_bytes)..run.end.min(len_bytes));
+        runs.map(move |run| at_bytes + run.start..at_bytes + run.end).filter(|run| !run.is_empty())
     }
 
     /// Offset of the checksums of a block.
     pub(super) fn sums_at(&self, block: u64) -> u64 {
-        HEAD_BYTES as u64 + self.blocks().next_multiple_of(4096) + block * SUMS_BYTES
+        let states_bytes = (self.blocks() * STATE_BYTES as u64).next_multiple_of(4096);
+        HEAD_BYTES as u64 + states_bytes + block * SUMS_BYTES
     }
 }
 
-/// Checksums of the bytes of a block. The last one is of what the object has of its 4 KiB, followed
-/// by zeros, as the data file has it.
-pub(crate) fn sums_of(bytes: &[u8]) -> Sums {
+/// Checksums of bytes of a block from `at_bytes` on, a multiple of 4096; those of others are 0. The
+/// last one is of what the object has of its 4 KiB, followed by zeros, as the data file has it.
+pub(crate) fn sums_of(at_bytes: u64, bytes: &[u8]) -> Sums {
     let mut sums = Box::new([0; SUMS]);
-    for (sum, piece) in sums.iter_mut().zip(bytes.chunks(SUM_BYTES as usize)) {
+    let of_bytes = sums.iter_mut().skip((at_bytes / SUM_BYTES) as usize);
+    for (sum, piece) in of_bytes.zip(bytes.chunks(SUM_BYTES as usize)) {
         *sum = match piece.len() as u64 == SUM_BYTES {
             true => crc32c::crc32c(piece),
             false => {
@@ -136,14 +181,14 @@ pub(crate) fn sums_of(bytes: &[u8]) -> Sums {
 }
 
 /// Whether bytes that begin at `offset_bytes` of a block, a multiple of 4096, have these checksums.
-pub(crate) fn have_sums(sums: &[u32; SUMS], offset_bytes: u64, bytes: &[u8]) -> bool {
+pub(super) fn have_sums(sums: &[u32; SUMS], offset_bytes: u64, bytes: &[u8]) -> bool {
     let first = (offset_bytes / SUM_BYTES) as usize;
     let mut pieces = bytes.chunks_exact(SUM_BYTES as usize);
     let all = (&mut pieces).zip(sums.iter().skip(first)).all(|(piece, sum)| crc32c::crc32c(piece) == *sum);
     all && pieces.remainder().is_empty() && first + bytes.len() / SUM_BYTES as usize <= SUMS
 }
 
-pub(super) fn sums_to_bytes(sums: &Sums) -> Vec<u8> {
+pub(super) fn sums_to_bytes(sums: &[u32]) -> Vec<u8> {
     sums.iter().flat_map(|sum| sum.to_le_bytes()).collect()
 }
 
@@ -196,14 +241,16 @@ mod tests {
     #[test]
     fn checksums_find_what_differs() {
         let bytes: Vec<u8> = (0..10_000_u32).map(|at| (at % 251) as u8).collect();
-        let sums = sums_of(&bytes);
-        assert_eq!(sums_of_bytes(&sums_to_bytes(&sums).try_into().unwrap()), sums);
+        let sums = sums_of(0, &bytes);
+        assert_eq!(sums_of_bytes(&sums_to_bytes(&sums[..]).try_into().unwrap()), sums);
         let mut padded = bytes.clone();
         padded.resize(12_288, 0);
         assert!(have_sums(&sums, 0, &padded) && have_sums(&sums, 4096, &padded[4096..]));
         padded[5000] ^= 1;
         assert!(!have_sums(&sums, 0, &padded) && have_sums(&sums, 8192, &padded[8192..]));
         assert!(!have_sums(&sums, 0, &[0; 100]), "only whole pieces can be compared");
+        let rest = sums_of(8192, &bytes[8192..]);
+        assert_eq!((rest[1], rest[2]), (0, sums[2]));
         // A hole has zeros, and their checksum is not the one of a map that was not written.
         assert!(!have_sums(&Box::new([0; SUMS]), 0, &[0; 4096]));
     }

@@ -15,15 +15,16 @@ mod lock;
 pub(crate) mod map;
 mod room;
 
-pub(crate) use entry::Entry;
+pub(crate) use entry::{Entry, Held};
 
 use crate::{
     BLOCK_BYTES,
     error::{ObjectError, Result},
     settings::Settings,
+    units::Units,
 };
 use entry::entries;
-use map::{Identity, THERE};
+use map::{Identity, State};
 use room::Room;
 use std::{
     fs, io,
@@ -44,6 +45,8 @@ pub struct CachedObject {
     pub size_bytes: u64,
     /// Ranges of it that are in the cache, in bytes.
     pub held: Vec<Range<u64>>,
+    /// Ranges of these that were read, in bytes, in units of 64 KiB.
+    pub read: Vec<Range<u64>>,
     /// When it was last opened.
     pub used: Option<SystemTime>,
     /// Whether a process has it open.
@@ -53,7 +56,12 @@ pub struct CachedObject {
 impl CachedObject {
     /// Bytes of it that are in the cache.
     pub fn held_bytes(&self) -> u64 {
-        self.held.iter().map(|range| range.end - range.start).sum()
+        sum_of(&self.held)
+    }
+
+    /// Bytes of these that were read.
+    pub fn read_bytes(&self) -> u64 {
+        sum_of(&self.read)
     }
 }
 
@@ -92,13 +100,20 @@ impl Cache {
         Entry::open(&self.folder, identity)
     }
 
-    /// Keeps a block, after making room for it.
-    pub(crate) fn keep(&self, entry: &Entry, block: u64, bytes: &[u8], sums: &map::Sums) -> io::Result<()> {
+    /// Keeps a range of a block, after making room for it; see [`Entry::keep`].
+    pub(crate) fn keep(
+        &self,
+        entry: &Entry,
+        block: u64,
+        range: &Range<u64>,
+        bytes: &[u8],
+        sums: &map::Sums,
+    ) -> io::Result<()> {
         self.room.take(bytes.len() as u64)?;
-        match entry.keep(block, bytes, sums) {
+        match entry.keep(block, range, bytes, sums) {
             Err(error) if diskwright_store::is_full(&error) => {
                 self.room.make(BLOCK_BYTES * 64)?;
-                entry.keep(block, bytes, sums)
+                entry.keep(block, range, bytes, sums)
             }
             result => result,
         }
@@ -111,15 +126,16 @@ impl Cache {
     pub fn list(&self) -> Result<Vec<CachedObject>> {
         let mut found = Vec::new();
         for entry in self.entries()? {
-            let states = match entry.states() {
-                Ok(states) => states,
-                Err(_) => continue,
+            let Ok(there) = entry.there().collect::<io::Result<Vec<_>>>() else { continue };
+            let ranges = |units: fn(&State) -> Units| {
+                joined(there.iter().flat_map(|(block, state)| entry.identity.ranges(*block, units(state))))
             };
             found.push(CachedObject {
                 name: entry.identity.name.clone(),
                 etag: entry.identity.etag.clone(),
                 size_bytes: entry.identity.size_bytes,
-                held: held(&entry.identity, &states),
+                held: ranges(|state| state.units),
+                read: ranges(|state| state.used),
                 used: entry.used(),
                 is_open: entry.is_open(),
             });
@@ -137,16 +153,12 @@ impl Cache {
         let mut dropped_bytes = 0;
         for entry in self.entries()?.into_iter().filter(|entry| is_meant(&entry.identity.name)) {
             let failed = |source| ObjectError::local("drop blocks of the cache", &entry.data_path(), source);
-            let states = entry.states().map_err(failed)?;
-            if entry.remove().map_err(failed)? {
-                dropped_bytes +=
-                    held(&entry.identity, &states).iter().map(|range| range.end - range.start).sum::<u64>();
-                continue;
-            }
-            // A program has it open.
-            for (block, _) in (0..).zip(states).filter(|(_, state)| state & THERE != 0) {
-                if entry.drop_block(block).map_err(failed)? {
-                    dropped_bytes += entry.identity.block_len(block) as u64;
+            let there: Vec<_> = entry.there().collect::<io::Result<_>>().map_err(failed)?;
+            let is_removed = entry.remove().map_err(failed)?;
+            for (block, state) in there {
+                // A program has it open.
+                if is_removed || entry.drop_block(block).map_err(failed)? {
+                    dropped_bytes += entry.bytes_of(block, state);
                 }
             }
         }
@@ -158,15 +170,18 @@ impl Cache {
     }
 }
 
-fn held(identity: &Identity, states: &[u8]) -> Vec<Range<u64>> {
-    let mut held: Vec<Range<u64>> = Vec::new();
-    for (block, _) in (0..).zip(states).filter(|(_, state)| **state & THERE != 0) {
-        let start = block * BLOCK_BYTES;
-        let end = start + identity.block_len(block) as u64;
-        match held.last_mut().filter(|last| last.end == start) {
-            Some(last) => last.end = end,
-            None => held.push(start..end),
+/// Ranges in order, those joined that follow each other.
+fn joined(ranges: impl Iterator<Item = Range<u64>>) -> Vec<Range<u64>> {
+    let mut joined: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match joined.last_mut().filter(|last| last.end == range.start) {
+            Some(last) => last.end = range.end,
+            None => joined.push(range),
         }
     }
-    held
+    joined
+}
+
+fn sum_of(ranges: &[Range<u64>]) -> u64 {
+    ranges.iter().map(|range| range.end - range.start).sum()
 }

@@ -14,7 +14,6 @@
 use super::{
     entry::{Entry, entries},
     lock,
-    map::THERE,
 };
 use rustix::fs::statvfs;
 use std::{
@@ -104,10 +103,8 @@ impl Room {
 }
 
 fn held_bytes(all: &[Entry]) -> io::Result<u64> {
-    all.iter().try_fold(0, |sum, entry| {
-        let there = (0..).zip(entry.states()?).filter(|(_, state)| state & THERE != 0);
-        Ok(sum + there.map(|(block, _)| entry.identity.block_len(block) as u64).sum::<u64>())
-    })
+    let there = all.iter().flat_map(|entry| entry.there().map(move |there| (entry, there)));
+    there.map(|(entry, there)| there.map(|(block, state)| entry.bytes_of(block, state))).sum()
 }
 
 /// Drops blocks until `wanted_bytes` are free. Returns how many were freed.
@@ -116,20 +113,20 @@ fn drop_old(mut all: Vec<Entry>, wanted_bytes: u64) -> io::Result<u64> {
     let mut freed_bytes = 0;
     for _ in 0..ROUNDS {
         for entry in &all {
-            for (block, state) in (0..).zip(entry.states()?).filter(|(_, state)| state & THERE != 0) {
+            for there in entry.there() {
+                let (block, state) = there?;
                 if freed_bytes >= wanted_bytes {
                     return Ok(freed_bytes);
                 }
-                if state & !THERE > 0 {
+                if state.age() > 0 {
                     entry.age(block, state)?;
                 } else if entry.drop_block(block)? {
-                    freed_bytes += entry.identity.block_len(block) as u64;
+                    freed_bytes += entry.bytes_of(block, state);
                 }
             }
         }
         // What has no block any more is removed, unless it is open.
-        let is_empty = |entry: &Entry| entry.states().is_ok_and(|states| states.iter().all(|state| state & THERE == 0));
-        for entry in all.iter().filter(|entry| is_empty(entry)) {
+        for entry in all.iter().filter(|entry| entry.there().next().is_none()) {
             let _ = entry.remove();
         }
     }

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-fn file_of(bench: &Bench, ending: &str) -> PathBuf {
+pub(super) fn file_of(bench: &Bench, ending: &str) -> PathBuf {
     let mut files = fs::read_dir(bench.folder.path()).unwrap().map(|file| file.unwrap().path());
     files.find(|path| path.extension().is_some_and(|found| found == ending)).unwrap()
 }
@@ -190,10 +190,10 @@ fn a_name_is_no_object_of_another_server() {
 }
 
 /// A generator for tests that need no good one.
-struct Dice(u64);
+pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
-    fn below(&mut self, end: u64) -> u64 {
+    pub(super) fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % end
     }

@@ -5,6 +5,7 @@ mod cache;
 mod faults;
 mod reading;
 mod repository;
+mod units;
 
 use crate::{AwsVariables, BLOCK_BYTES, ObjectFiles, Settings, testing::TestServer};
 use diskwright_store::{FileSystem, LockMode, OpenError, OpenOptions, Store};

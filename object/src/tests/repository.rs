@@ -57,7 +57,7 @@ fn read_back(remote: &MemoryRemote, name: &str) -> Result<Vec<u8>> {
     let store =
         bench.files().open_object(Path::new(&bench.server.url(&format!("vms/{name}"))), &OpenOptions::default())?;
     let mut bytes = vec![0xEE; store.len_bytes().unwrap() as usize];
-    store.read_whole(&mut bytes, 0, crate::fetcher::Ahead::May)?;
+    store.read_whole(&mut bytes, 0)?;
     Ok(bytes)
 }
 

@@ -26,15 +26,15 @@ const CHILDREN: usize = 100;
 const AT_ONCE: usize = 8;
 const GOLDEN: &str = "golden.vhdx";
 
-/// A golden image in the bucket, with so many bytes of data.
-fn golden(gateway: &Gateway, data_bytes: u64) -> Result<()> {
-    let path = gateway.bucket().join(GOLDEN);
+/// A golden image in the bucket, with data in these MiB.
+pub(super) fn write_golden(gateway: &Gateway, name: &str, places: impl Iterator<Item = u64>) -> Result<()> {
+    let path = gateway.bucket().join(name);
     create(&path, &CreateRequest { size_bytes: Some(8 << 30), ..CreateRequest::default() })?;
     let disk = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() })?;
     let wrong = || LabError::file("write", &path);
     let mut queue = Blocking::open(&*disk, EngineKind::Auto).map_err(wrong())?;
     let mut buf = vec![0; MIB as usize];
-    for at in (0..data_bytes).step_by(MIB as usize) {
+    for at in places {
         data::fill(11, at, &mut buf);
         queue.write(at, &buf, false).map_err(wrong())?;
     }
@@ -44,14 +44,14 @@ fn golden(gateway: &Gateway, data_bytes: u64) -> Result<()> {
 }
 
 /// One of our commands, with the credentials of the server.
-fn command(gateway: &Gateway, folder: &Path, words: &[&str]) -> Result<Command> {
+pub(super) fn command(gateway: &Gateway, folder: &Path, words: &[&str]) -> Result<Command> {
     let mut command = ours::command()?;
     command.args(words).current_dir(folder).envs(gateway.variables()).env("DISKWRIGHT_CACHE", gateway.cache());
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     Ok(command)
 }
 
-fn must_end(mut child: Child, folder: &Path) -> Result<()> {
+pub(super) fn must_end(mut child: Child, folder: &Path) -> Result<()> {
     let ended = child.wait().map_err(LabError::file("wait for a program in", folder))?;
     match ended.success() {
         true => Ok(()),
@@ -66,7 +66,7 @@ pub(crate) fn hundred(context: &Context<'_>, progress: &mut dyn Progress) -> Res
         Ok(gateway) => gateway,
         Err(why) => return Ok(RowOutcome::skipped("a hundred children", why)),
     };
-    golden(&gateway, data_bytes)?;
+    write_golden(&gateway, GOLDEN, (0..data_bytes).step_by(MIB as usize))?;
     let folder = context.scratch.folder("children")?;
     let parent = format!("s3://{BUCKET}/{GOLDEN}");
     let run = |words: &[&str]| -> Result<Child> {

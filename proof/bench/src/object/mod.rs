@@ -3,12 +3,14 @@
 //! The server is versitygw on this machine, behind a proxy that adds 5 ms to each request and
 //! counts what is asked for (`gateway.rs`).
 
+mod boot;
 mod children;
 mod cold;
 mod gateway;
 mod pushing;
 mod warm;
 
+pub(crate) use boot::boot;
 pub(crate) use children::hundred;
 pub(crate) use cold::{random, sequential};
 pub(crate) use pushing::second;
