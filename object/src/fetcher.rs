@@ -13,6 +13,11 @@
 //! and [`ALL_UNDER_WAY`] of all objects of the process. Blocks that have come are kept while others
 //! are fetched. At most [`KEPT_AT_ONCE`] are; then fetches wait.
 //!
+//! A block is fetched as a whole, with two exceptions. If only units of it are to be in the cache
+//! ([`Purpose::Units`]), these are. If some of its units are there, those are fetched that are
+//! missing of what is wanted. Then a block may have come in part, and reads that need more of it
+//! wait for another fetch. Each fetch of a part serves at least one read, so this ends.
+//!
 //! Locks: `state`, and `buffers`, never one within the other. `state` is held for look-ups in
 //! tables and for copies to waiters, never while anything is waited for. The engine's threads take
 //! it in `want`; all else happens on the runtime.
