@@ -18,9 +18,10 @@
 //! missing of what is wanted. Then a block may have come in part, and reads that need more of it
 //! wait for another fetch. Each fetch of a part serves at least one read, so this ends.
 //!
-//! Locks: `state`, and `buffers`, never one within the other. `state` is held for look-ups in
-//! tables and for copies to waiters, never while anything is waited for. The engine's threads take
-//! it in `want`; all else happens on the runtime.
+//! Locks: `state`, `buffers` and `telling`, never one within another. `state` is held for look-ups
+//! in tables and for copies to waiters, never while anything is waited for. The engine's threads
+//! take it in `want`; all else happens on the runtime. `telling` is held while the cache's map is
+//! told what was used.
 
 use crate::{
     BLOCK_BYTES,
@@ -89,6 +90,8 @@ struct Wanted {
     units: Units,
     /// If nothing of the block is there, all of it is fetched.
     is_whole: bool,
+    /// Its first byte is read.
+    is_start: bool,
     /// Units that were read since the block is wanted.
     used: Units,
     is_under_way: bool,
@@ -129,6 +132,8 @@ pub(crate) struct Fetcher {
     buffers: Mutex<Vec<Vec<u8>>>,
     /// Room for blocks that are being kept.
     keeping: Arc<Semaphore>,
+    /// Held while the cache is told what was used.
+    telling: Mutex<()>,
     /// It was said that blocks cannot be kept.
     has_warned: AtomicBool,
     wake: Arc<Notify>,
@@ -147,6 +152,7 @@ impl Fetcher {
             state,
             buffers,
             keeping: Arc::new(Semaphore::new(KEPT_AT_ONCE)),
+            telling: Mutex::new(()),
             has_warned: AtomicBool::new(false),
             wake: Arc::clone(&wake),
         });
@@ -168,10 +174,6 @@ impl Fetcher {
                 waiter.take_zeros(block, self.block_bytes(block));
                 continue;
             }
-            if purpose == Purpose::Read && block * BLOCK_BYTES >= range.start {
-                let ahead = state.streams.missed(block);
-                self.want_ahead(&mut state, block + 1..block + 1 + ahead);
-            }
             let units = waiter.units_of(block);
             let recent = state.recent.iter().find(|(known, _)| *known == block).map(|(_, piece)| piece);
             let come = recent.or_else(|| state.wanted.get(&block).and_then(|wanted| wanted.piece.as_ref()));
@@ -189,6 +191,7 @@ impl Fetcher {
             wanted.waiters.push(Arc::clone(&waiter));
             wanted.units = wanted.units.and(units);
             wanted.is_whole |= purpose != Purpose::Units;
+            wanted.is_start |= purpose == Purpose::Read && block * BLOCK_BYTES >= range.start;
             if purpose == Purpose::Read {
                 wanted.used = wanted.used.and(units);
             }
@@ -205,6 +208,19 @@ impl Fetcher {
     pub(crate) fn goes_on(&self, block: u64) {
         let mut state = self.state();
         self.want_ahead(&mut state, block + 1..block + 1 + AHEAD_MAX);
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// Nothing of blocks is in the cache: if that is a stream, what follows is read ahead.
+    fn missed(&self, blocks: Range<u64>) {
+        let mut state = self.state();
+        for block in blocks {
+            if state.wanted.get(&block).is_some_and(|wanted| wanted.is_start) {
+                let ahead = state.streams.missed(block);
+                self.want_ahead(&mut state, block + 1..block + 1 + ahead);
+            }
+        }
         drop(state);
         self.wake.notify_one();
     }
@@ -357,7 +373,10 @@ impl Fetcher {
         let end = if self.kept.is_some() { locked.max(run.start + 1) } else { run.end };
         let result = match part {
             Some(held) => self.get_part(run.start, held).await,
-            None => self.get(run.start..end).await,
+            None => {
+                self.missed(run.start..end);
+                self.get(run.start..end).await
+            }
         };
         let come: Vec<_> = match result {
             Ok(come) => (run.start..end)
@@ -462,7 +481,7 @@ impl Fetcher {
             let bytes = kept.get(fetched.start as usize..fetched.end as usize)?;
             let sums = sums_of(fetched.start, bytes);
             if this.is_to_tell() {
-                let _ = entry.mark_used(this.blocks.take_used());
+                this.tell_used();
             }
             match cache.keep(entry, block, &fetched, bytes, &sums) {
                 Ok(()) => Some(sums),
@@ -544,7 +563,9 @@ impl Fetcher {
     /// Tells the cache which blocks were used.
     pub(crate) fn tell_used(&self) {
         if let Some((_, entry)) = &self.kept {
-            // Without it these blocks are dropped a little earlier.
+            // Who waits for this lock finds that all that it would tell is in the cache.
+            let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
+            // Without it these blocks are dropped a little earlier, and no boot is recorded.
             let _ = entry.mark_used(self.blocks.take_used());
         }
     }

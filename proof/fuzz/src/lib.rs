@@ -17,6 +17,7 @@
 //!     ├─ fleet.rs     an agent of a fleet with a hostile controller, a controller with an agent
 //!     ├─ scripted.rs  a server that sends chosen bytes
 //!     ├─ vhost.rs      a vhost-user device with a hostile front-end or guest
+//!     ├─ objects.rs   manifests, chunks and seals of a hostile server
 //!     ├─ ova.rs        damaged OVAs, and texts of OVF
 //!     ├─ vmdk.rs       damaged VMDKs, and descriptors of chosen lines
 //!     ├─ tables.rs     damaged qcow2 and VDI images
@@ -37,6 +38,7 @@ pub mod iscsi;
 pub mod locators;
 pub mod mutation;
 pub mod nvme;
+pub mod objects;
 pub mod ova;
 pub mod peers;
 pub mod samples;

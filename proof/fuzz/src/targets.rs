@@ -4,7 +4,7 @@ use crate::{
     bounded::BoundedStore,
     fleet, iscsi, locators,
     mutation::Mutation,
-    nvme, ova, peers,
+    nvme, objects, ova, peers,
     samples::{Sample, open_chain, samples},
     space, tables, vhost, vmdk, volumes, wire,
 };
@@ -22,7 +22,7 @@ use std::sync::Arc;
 pub type Body = fn(&[u8]);
 
 /// All targets by name. The names are also those of the binaries and of the corpus folders.
-pub const TARGETS: [(&str, Body); 26] = [
+pub const TARGETS: [(&str, Body); 27] = [
     ("parsers", parsers),
     ("open_any", open_any),
     ("open_damaged", open_damaged),
@@ -43,6 +43,7 @@ pub const TARGETS: [(&str, Body); 26] = [
     ("vhost_messages", vhost::vhost_messages),
     ("vhost_ring", vhost::vhost_ring),
     ("volumes", volumes::volumes),
+    ("objects", objects::objects),
     ("ova", ova::ova),
     ("vmdk", vmdk::vmdk),
     ("qcow2", tables::qcow2),
