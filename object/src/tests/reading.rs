@@ -71,7 +71,7 @@ fn every_range_is_right_and_every_block_is_fetched_once() {
 #[test]
 fn a_sequential_reader_is_read_ahead_of() {
     let (bench, bytes) = Bench::new(64 * BLOCK);
-    bench.server.set_latency(Duration::from_millis(20));
+    bench.server.set_latency(Duration::from_millis(100));
     let store = bench.open();
     let device = RawDevice::new(Arc::clone(&store), false, 512).unwrap();
     let mut queue = Blocking::open(&device, EngineKind::Auto).unwrap();
@@ -82,7 +82,7 @@ fn a_sequential_reader_is_read_ahead_of() {
         assert!(buf == bytes[at..at + buf.len()]);
     }
     let took = begun.elapsed();
-    assert!(took < Duration::from_millis(20 * 32), "{took:?}: one after the other takes more than 1.3 s");
+    assert!(took < Duration::from_millis(100 * 32), "{took:?}: one after the other takes more than 6.4 s");
     assert_eq!(bench.fetched(), (0..64).collect::<Vec<_>>());
 }
 
