@@ -66,6 +66,8 @@ pub struct PhaseOfAll {
     pub parts: Vec<Option<Measured>>,
     /// The sum of all agents, interval by interval.
     pub series: Vec<SeriesPoint>,
+    /// The intervals that each agent has sent. Of agents that are lost there is nothing else.
+    pub sent: Vec<Vec<SeriesPoint>>,
     /// The part of the window in which all agents were active, from the start of the phase.
     pub common_ns: Range<u64>,
     /// Reads and writes of each agent in it.
@@ -303,18 +305,19 @@ fn end_of(fleet: &FleetRecord, ends: impl Iterator<Item = End>, is_stopped: bool
 fn fleet_phase(phase: &PhaseOfAll, agents: &[Facts], is_complete: bool) -> FleetPhaseRecord {
     let mut record = FleetPhaseRecord::default();
     let (mut starts, mut ends): (Vec<i64>, Vec<i64>) = (Vec::new(), Vec::new());
-    for (part, facts) in phase.parts.iter().zip(agents) {
+    for (number, (part, facts)) in phase.parts.iter().zip(agents).enumerate() {
         let Some(part) = part else {
-            record.agents.push(AgentPhaseRecord::default());
+            let series = phase.sent.get(number).cloned().unwrap_or_default();
+            // It has begun when it was told to, as its intervals show.
+            let start_ns = (!series.is_empty()).then_some(0);
+            record.agents.push(AgentPhaseRecord { start_ns, series, ..AgentPhaseRecord::default() });
             continue;
         };
-        let window_start_ns = match &facts.clock {
-            Some(clock) => {
-                let start_ns = clock.to_controller_ns(part.start_ns) + i128::from(part.phase.window_start_ns);
-                i64::try_from(start_ns - i128::from(phase.start_ns)).unwrap_or(i64::MAX)
-            }
-            None => part.phase.window_start_ns as i64,
-        };
+        let start_ns = facts.clock.map_or(0, |clock| {
+            let since_ns = clock.to_controller_ns(part.start_ns) - i128::from(phase.start_ns);
+            i64::try_from(since_ns).unwrap_or(if since_ns < 0 { i64::MIN } else { i64::MAX })
+        });
+        let window_start_ns = start_ns.saturating_add_unsigned(part.phase.window_start_ns);
         record.error_ns = record.error_ns.max(facts.clock.map_or(0, |clock| clock.error_ns()));
         starts.push(window_start_ns);
         ends.push(window_start_ns.saturating_add_unsigned(part.phase.window_ns));
@@ -322,6 +325,7 @@ fn fleet_phase(phase: &PhaseOfAll, agents: &[Facts], is_complete: bool) -> Fleet
             window_start_ns,
             window_ns: part.phase.window_ns,
             cpu: part.phase.cpu.clone(),
+            start_ns: Some(start_ns),
             series: part.phase.series.clone(),
         });
     }

@@ -196,6 +196,7 @@ pub fn hostile_agent(mut bytes: &[u8]) {
         start_ns: 5 * S,
         parts: vec![part, Some(measured())],
         series: gathering.series().to_vec(),
+        sent: gathering.sent(),
         common_ns,
         sums,
         steady: None,

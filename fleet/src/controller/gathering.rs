@@ -16,7 +16,10 @@
 //! Invariant: the counts of an agent never exceed its part of [`SUM_MAX`], whatever it sends.
 
 use super::options::AGENTS_MAX;
-use diskwright_load::record::{IntervalRecord, SUM_MAX, SeriesPoint, SideRecord, check_interval};
+use diskwright_load::{
+    record::{IntervalRecord, SUM_MAX, SeriesPoint, SideRecord, check_interval},
+    run::POINTS_MAX,
+};
 use std::{collections::VecDeque, ops::Range};
 
 /// Whether intervals of an agent are waited for.
@@ -37,6 +40,8 @@ struct Part {
     until_ns: u64,
     left: u64,
     state: PartState,
+    /// All its intervals, for the record of an agent that does not come to the end.
+    sent: Vec<SeriesPoint>,
     /// Its sums over the window, while all agents were there.
     reads: SideRecord,
     writes: SideRecord,
@@ -67,6 +72,7 @@ impl Gathering {
             until_ns: 0,
             left: SUM_MAX / AGENTS_MAX as u64,
             state: PartState::Active,
+            sent: Vec::new(),
             reads: SideRecord::default(),
             writes: SideRecord::default(),
         };
@@ -95,6 +101,9 @@ impl Gathering {
             return Err("intervals that overlap".into());
         }
         part.until_ns = interval.start_ns + interval.len_ns;
+        if part.sent.len() < POINTS_MAX {
+            part.sent.push(point(interval.start_ns, interval.len_ns, &interval.reads, &interval.writes));
+        }
         part.waiting.push_back(interval);
         self.add_up();
         Ok(())
@@ -162,6 +171,11 @@ impl Gathering {
     /// The sum of all agents, interval by interval.
     pub(crate) fn series(&self) -> &[SeriesPoint] {
         &self.series
+    }
+
+    /// The intervals that each agent has sent.
+    pub(crate) fn sent(&self) -> Vec<Vec<SeriesPoint>> {
+        self.parts.iter().map(|part| part.sent.clone()).collect()
     }
 
     /// The part of the window in which all agents were there, and the reads and writes of each
@@ -241,8 +255,10 @@ mod tests {
             gathering.push(1, interval(number, &[30])).unwrap();
         }
         assert_eq!(gathering.lose(0), 3 * S);
-        let rates: Vec<u64> = gathering.series().iter().map(|point| point.read_ios).collect();
-        assert_eq!(rates, [2, 2, 2, 1, 1]);
+        let rates = |points: &[SeriesPoint]| points.iter().map(|point| point.read_ios).collect::<Vec<_>>();
+        assert_eq!(rates(gathering.series()), [2, 2, 2, 1, 1]);
+        let sent = gathering.sent();
+        assert_eq!((rates(&sent[0]), rates(&sent[1])), (vec![1; 3], vec![1; 5]), "also those of the lost one");
         let (common_ns, sums) = gathering.common();
         assert_eq!((common_ns, sums[0].0.ios, sums[1].0.ios), (0..3 * S, 3, 3));
     }

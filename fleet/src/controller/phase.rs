@@ -247,6 +247,7 @@ impl<'a> Measuring<'a> {
                 start_ns: first.min().unwrap_or(0),
                 // Percentiles of an interval need the histograms, which nobody has any more.
                 series: merge::rates(parts.iter().flatten().map(|part| part.phase.series.as_slice())),
+                sent: vec![Vec::new(); parts.len()],
                 common_ns: 0..0,
                 sums: vec![Default::default(); parts.len()],
                 steady: parts.iter().flatten().find_map(|part| part.phase.steady.clone()),
@@ -301,6 +302,7 @@ impl<'a> Measuring<'a> {
             start_ns,
             parts,
             series: gathering.series().to_vec(),
+            sent: gathering.sent(),
             common_ns,
             sums,
             steady: settling.map(|settling| settling.record()),

@@ -50,6 +50,10 @@ fn a_lost_agent_ends_the_figures_of_all_at_the_same_time() {
         assert!(phase.window_ns > 0 && phase.window_ns < 5_000_000_000, "{}", phase.window_ns);
         assert_eq!(times.until_ns - times.from_ns, phase.window_ns as i64);
         assert!(phase.threads.iter().all(|thread| thread.reads.ios > 0), "also the lost one");
+        let lost = &times.agents[1];
+        let sent_until_ns = lost.series.last().map_or(0, |point| point.start_ns + point.len_ns);
+        assert!(lost.start_ns == Some(0) && sent_until_ns as i64 >= times.until_ns, "{sent_until_ns}");
+        assert!(times.agents[0].start_ns.is_some_and(|ns| ns.unsigned_abs() < 1_000_000_000), "{times:?}");
         let after = phase.series.iter().filter(|point| point.start_ns > times.until_ns as u64 + 200_000_000).count();
         match on_loss {
             OnLoss::GoOn => assert!(after > 10, "the others went on: {after}"),

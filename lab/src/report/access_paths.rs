@@ -198,7 +198,7 @@ fn curve(loads: &[Compared<'_>], id: &str) -> Markup {
                 );
                 Some(Point { x: medians.iops, y: medians.mean_ns, tooltip })
             });
-            Series { name: way.name().into(), points: points.collect(), style, line: true }
+            Series { name: way.name().into(), points: points.collect(), style, line: true, x_error: 0.0 }
         })
         .collect();
     let all = || series.iter().flat_map(|line| &line.points);

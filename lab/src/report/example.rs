@@ -11,7 +11,7 @@ use crate::{
 use diskwright_load::{
     figures::Figures,
     job::Span,
-    record::{End, Head, LatencyRecord, Run},
+    record::{AgentPhaseRecord, AgentRecord, End, Head, LatencyRecord, Loss, Run, ThreadRecord},
 };
 use diskwright_stats::knee::{self, LoadRounds};
 
@@ -34,6 +34,8 @@ pub fn all() -> Vec<(&'static str, Document)> {
         ("zero-payload.json", Document::ZeroPayload(Box::new(zero_payload()))),
         ("tiers.json", Document::Tiers(Box::new(tiers()))),
         ("compare.json", Document::Comparison(Box::new(comparison()))),
+        ("fleet.json", Document::Run(Box::new(fleet()))),
+        ("fleet-with-loss.json", Document::Run(Box::new(fleet_with_loss()))),
     ]
 }
 
@@ -60,6 +62,58 @@ pub fn zero_payload() -> ZeroPayloadResult {
 /// A run of two agents.
 pub fn fleet() -> Run {
     serde_json::from_str(include_str!("../../tests/results/fleet.json")).expect("an example of a fleet")
+}
+
+/// A run of two agents, of which the second was lost in the middle.
+pub fn fleet_with_loss() -> Run {
+    let mut run = fleet();
+    let phase = &mut run.phases[0];
+    let since_ns = phase.window_ns / 2;
+    let why = "connection refused".to_owned();
+    run.head.end = End::Failed { first: format!("two was lost: {why}"), errors: 1 };
+    let fleet = run.fleet.as_mut().expect("a fleet");
+    let times = &mut fleet.phases[0];
+    times.until_ns = since_ns as i64;
+    times.agents[0].start_ns = Some(times.agents[0].window_start_ns);
+    let mut series = std::mem::take(&mut times.agents[1].series);
+    series.retain(|point| point.start_ns < since_ns);
+    times.agents[1] = AgentPhaseRecord { start_ns: Some(0), series, ..AgentPhaseRecord::default() };
+    phase.window_ns = since_ns;
+    fleet.lost.push(Loss { agent: 1, phase: phase.name.clone(), since_ns, why });
+    run
+}
+
+/// A run of this number of agents on four machines, each faster than the one before.
+pub fn fleet_of(agents: u32) -> Run {
+    let mut run = fleet();
+    let fleet = run.fleet.as_mut().expect("a fleet");
+    let (agent, target) = (fleet.agents[0].clone(), run.targets[0].clone());
+    let (part, thread) = (fleet.phases[0].agents[0].clone(), run.phases[0].threads[0].clone());
+    fleet.agents = (0..agents)
+        .map(|number| AgentRecord {
+            name: format!("a{number}"),
+            boot_id: format!("machine {}", number % 4),
+            targets: vec![number],
+            ..agent.clone()
+        })
+        .collect();
+    fleet.phases[0].agents = (0..agents)
+        .map(|number| {
+            let mut part = part.clone();
+            let speed = 1.0 + f64::from(number) / 10.0;
+            part.series.iter_mut().for_each(|point| point.read_ios = (point.read_ios as f64 * speed) as u64);
+            part
+        })
+        .collect();
+    run.targets = vec![target; agents as usize];
+    run.phases[0].threads = (0..agents)
+        .map(|number| {
+            let mut thread = ThreadRecord { thread: number, target: number, ..thread.clone() };
+            thread.reads.ios += u64::from(number);
+            thread
+        })
+        .collect();
+    run
 }
 
 /// A small study of tiers.

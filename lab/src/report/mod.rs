@@ -7,9 +7,10 @@
 //! ```
 //!
 //! `run.rs`, `sweep.rs`, `comparison.rs` and `acceptance.rs` make the chapter of one kind of
-//! result, and `overlay.rs` that of several runs side by side. `containers/`, `queue_depth.rs`,
-//! `raw_and_file.rs`, `zero_payload.rs`, `access_paths.rs`, `native_and_guest.rs` and `tiers.rs`
-//! make that of a study. `parts.rs` has what all chapters share.
+//! result, and `overlay.rs` that of several runs side by side. `fleet.rs` and `fleet_plots.rs` add
+//! the agents to the chapter of a run. `containers/`, `queue_depth.rs`, `raw_and_file.rs`,
+//! `zero_payload.rs`, `access_paths.rs`, `native_and_guest.rs` and `tiers.rs` make that of a study.
+//! `parts.rs` has what all chapters share.
 //!
 //! This module does no I/O. Names in results come from files, so they are written as text and never
 //! as markup. A page forbids scripts and network access.
@@ -21,6 +22,7 @@ mod containers;
 #[cfg(test)]
 pub(crate) mod example;
 mod fleet;
+mod fleet_plots;
 mod native_and_guest;
 mod overlay;
 mod parts;

@@ -247,8 +247,8 @@ fn grown(record: &StageRecord, id: &str) -> Option<Markup> {
     let highest = ours.iter().chain(&papers).map(|point| point.y).fold(0.0, f64::max);
     let most = ours.iter().map(|point| point.x).fold(0.0, f64::max);
     let series = vec![
-        Series { name: "ours".into(), points: ours, style: 0, line: true },
-        Series { name: "paper".into(), points: papers, style: 1, line: true },
+        Series { name: "ours".into(), points: ours, style: 0, line: true, x_error: 0.0 },
+        Series { name: "paper".into(), points: papers, style: 1, line: true, x_error: 0.0 },
     ];
     Some(
         LineChart {

@@ -85,7 +85,7 @@ fn chapter(run: &Run, id: &str, name: &str) -> Chapter {
     for (index, phase) in run.phases.iter().enumerate() {
         blocks.extend(phase_blocks(run, phase, run.phases.len() > 1, &format!("{id}-p{index}")));
         if let Some(fleet) = &run.fleet {
-            blocks.extend(fleet::phase_blocks(run, fleet, index));
+            blocks.extend(fleet::phase_blocks(run, fleet, index, &format!("{id}-p{index}")));
         }
     }
     blocks.push(Block::Heading("CPU cost".into()));

@@ -34,6 +34,7 @@ pub fn percentiles(phases: &[(String, &PhaseRecord)], id: &str) -> Markup {
             points: percentile_points(name, latency),
             style,
             line: true,
+            x_error: 0.0,
         })
         .collect();
     let description: Vec<String> = lines
@@ -89,15 +90,26 @@ fn percentile_points(name: &str, latency: &LatencyRecord) -> Vec<Point> {
     downsample(&places, 400).into_iter().map(|(x, y)| Point { x, y, tooltip: tooltip(x, y) }).collect()
 }
 
+pub(super) fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+/// Length of an interval of a phase, seconds. The last interval may be shorter than the others.
+pub(super) fn length_s(phase: &PhaseRecord, point: &SeriesPoint) -> f64 {
+    seconds(if point.len_ns > 0 { point.len_ns } else { phase.interval_ns.max(1) })
+}
+
+/// The middle of an interval, at which it is drawn, seconds from the start of the series.
+pub(super) fn middle_s(phase: &PhaseRecord, point: &SeriesPoint) -> f64 {
+    seconds(point.start_ns) + length_s(phase, point) / 2.0
+}
+
 /// IOPS over time, and latency over time.
 pub fn series(phase: &PhaseRecord, id: &str) -> Vec<Markup> {
-    let seconds = |ns: u64| ns as f64 / 1e9;
     let interval_s = seconds(phase.interval_ns).max(1e-9);
-    // The last interval may be shorter.
-    let length = |point: &SeriesPoint| if point.len_ns > 0 { seconds(point.len_ns) } else { interval_s };
+    let length = |point: &SeriesPoint| length_s(phase, point);
+    let middle = |point: &SeriesPoint| middle_s(phase, point);
     let end = phase.series.last().map_or(0.0, |point| seconds(point.start_ns) + length(point));
-    // An interval is drawn at its middle.
-    let middle = |point: &SeriesPoint| seconds(point.start_ns) + length(point) / 2.0;
     let (begin, until) =
         (seconds(phase.window_start_ns), seconds(phase.window_start_ns.saturating_add(phase.window_ns)));
     let mut bands = vec![];
@@ -130,6 +142,7 @@ pub fn series(phase: &PhaseRecord, id: &str) -> Vec<Markup> {
             .collect(),
         style,
         line: true,
+        x_error: 0.0,
     };
     let both = |point: &SeriesPoint| (point.read_ios as f64 + point.write_ios as f64) / length(point);
     let directions: [(&str, Figure); 2] =
@@ -302,7 +315,7 @@ pub fn scatter(points: &[(String, &PhaseRecord)], id: &str) -> Markup {
                 (ns > 0.0).then(|| Point { x: phase.iops(), y: ns, tooltip })
             })
             .collect();
-        series.push(Series { name: format!("{name} latency"), points, style, line: false });
+        series.push(Series { name: format!("{name} latency"), points, style, line: false, x_error: 0.0 });
     }
     let marks = points
         .iter()

@@ -130,7 +130,7 @@ pub fn throughput(sweeps: &[(String, &SweepRecord)], id: &str) -> Markup {
                     (y > 0.0).then_some(Point { x, y, tooltip })
                 })
                 .collect();
-            series.push(Series { name: label, points, style: series.len(), line: row.is_some() });
+            series.push(Series { name: label, points, style: series.len(), line: row.is_some(), x_error: 0.0 });
             for (name, mark) in row.into_iter().flat_map(named_marks) {
                 let Some(point) = mark.found() else { continue };
                 // Several marks may be at the same cell; then one ring has all their names.
@@ -200,7 +200,7 @@ pub fn against_load(sweep: &SweepRecord, id: &str) -> Vec<Markup> {
             let (at, y) = (cell.point.first()?, cell.measured.median(figure)?);
             Some(Point { x: at.value as f64, y, tooltip: format!("{}: {name} {}", place(&cell.point), write(y)) })
         });
-        Series { name: name.into(), points: points.collect(), style, line: true }
+        Series { name: name.into(), points: points.collect(), style, line: true, x_error: 0.0 }
     };
     let above_zero = places.iter().copied().fold(f64::INFINITY, f64::min) > 0.0;
     let (low, high) =

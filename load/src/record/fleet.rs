@@ -90,7 +90,12 @@ pub struct AgentPhaseRecord {
     pub window_ns: u64,
     /// CPU time of the agent's process and machine in its window.
     pub cpu: CpuRecord,
-    /// The intervals of the phase. Times count from the agent's own start of the phase.
+    /// Start of the phase on the agent, nanoseconds. If the agent was lost, this is the start that
+    /// it was given. `None` if there is no series, and in results of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_ns: Option<i64>,
+    /// The intervals of the phase, up to the last one that the controller received. Times count
+    /// from the agent's own start of the phase.
     pub series: Vec<SeriesPoint>,
 }
 
@@ -105,6 +110,15 @@ pub struct Loss {
     pub since_ns: u64,
     /// What happened.
     pub why: String,
+}
+
+impl AgentPhaseRecord {
+    /// Start of the series, nanoseconds from the start of the phase. Results of earlier versions
+    /// have only the start of the window, which all agents opened at the same time of their phase:
+    /// `window_start_ns`, as in [`PhaseRecord::window_start_ns`].
+    pub fn series_start_ns(&self, window_start_ns: u64) -> i64 {
+        self.start_ns.unwrap_or_else(|| self.window_start_ns.saturating_sub_unsigned(window_start_ns))
+    }
 }
 
 impl FleetRecord {

@@ -159,8 +159,7 @@ impl PhaseRecord {
     /// CPU time of the whole machine per request, nanoseconds.
     pub fn machine_cpu_ns_per_io(&self) -> f64 {
         let ios: u64 = self.threads.iter().map(|thread| thread.reads.ios + thread.writes.ios).sum();
-        let busy: u64 = self.cpu.cores.iter().map(|core| core.user_ns + core.system_ns + core.irq_ns).sum();
-        busy as f64 / ios.max(1) as f64
+        self.cpu.busy_ns() as f64 / ios.max(1) as f64
     }
 
     /// Requests to members of a space per request of the load; `None` without a space. What a space
@@ -254,6 +253,14 @@ pub struct CpuRecord {
     pub tsc_hz: f64,
     /// Always `None`: hardware cycle counters are not read.
     pub hardware_cycles: Option<u64>,
+}
+
+impl CpuRecord {
+    /// Time in which the cores of the machine worked, nanoseconds, for this program or another one.
+    pub fn busy_ns(&self) -> u64 {
+        let times = self.cores.iter().flat_map(|core| [core.user_ns, core.system_ns, core.irq_ns]);
+        times.fold(0, u64::saturating_add)
+    }
 }
 
 /// CPU time of one core in a window, nanoseconds.

@@ -11,6 +11,8 @@ const BOTTOM: f64 = 50.0;
 const MARKED_POINTS: usize = 40;
 /// Maximum number of points of a line that have a tooltip.
 const HOVER_POINTS: usize = 120;
+/// A band of fewer pixels cannot be seen beside its line.
+const SEEN: f64 = 1.0;
 
 /// An axis of a chart.
 pub struct Axis<'a> {
@@ -46,6 +48,9 @@ pub struct Series {
     pub style: usize,
     /// Whether a line joins the points.
     pub line: bool,
+    /// Bound of the error of the horizontal values, drawn as a band of twice this width around the
+    /// line. 0: no band.
+    pub x_error: f64,
 }
 
 /// A shaded range of the horizontal axis.
@@ -249,6 +254,7 @@ impl LineChart<'_> {
         let every = series.points.len().div_ceil(HOVER_POINTS).max(1);
         html! {
             g class={ "series s" (series.style % STYLES) } {
+                @if let Some(band) = self.error_band(area, series) { path class="error" d=(band) {} }
                 @if series.line && places.len() > 1 {
                     path class={ "line d" (series.style % STYLES) } d=(path) {}
                 }
@@ -262,6 +268,34 @@ impl LineChart<'_> {
                 }
             }
         }
+    }
+
+    /// The area that a line covers when it is moved to both sides by its error; `None` where the
+    /// error is too small to be seen.
+    fn error_band(&self, area: &Area, series: &Series) -> Option<String> {
+        let places: Vec<(f64, f64)> = series.points.iter().map(|point| (point.x, point.y)).collect();
+        let ends: Vec<[f64; 3]> = super::downsample(&places, 2000)
+            .into_iter()
+            .map(|(x, y)| [self.x(area, x - series.x_error), self.x(area, x + series.x_error), self.y(area, y)])
+            .collect();
+        if !ends.iter().any(|[left, right, _]| right - left >= SEEN) {
+            return None;
+        }
+        // A parallelogram for each piece of the line, all of them in one direction of rotation:
+        // others would cut holes where they overlap.
+        let piece = |pair: &[[f64; 3]]| {
+            let [upper, lower] = if pair[0][2] <= pair[1][2] { [pair[0], pair[1]] } else { [pair[1], pair[0]] };
+            format!(
+                "M{} {}H{}L{} {}H{}Z",
+                px(upper[0]),
+                px(upper[2]),
+                px(upper[1]),
+                px(lower[1]),
+                px(lower[2]),
+                px(lower[0])
+            )
+        };
+        Some(ends.windows(2).map(piece).collect())
     }
 
     fn draw_marks(&self, area: &Area) -> Markup {
@@ -333,7 +367,7 @@ mod tests {
             description: "rises".into(),
             x: Axis { title: "x (s)", scale: Scale::between(0.0, 9.0), write: &plain, at: None },
             y: Axis { title: "y (IOPS)", scale: Scale::from_zero(81.0), write: &plain, at: None },
-            series: vec![Series { name: "one".into(), points, style: 0, line: true }],
+            series: vec![Series { name: "one".into(), points, style: 0, line: true, x_error: 0.0 }],
             bands: vec![Band { from: 0.0, to: 5.0, name: "warm-up".into(), class: "warm" }],
             marks: vec![Mark { x: 3.0, y: 9.0, name: "knee".into(), tooltip: "the knee".into() }],
             rules: vec![],
@@ -356,6 +390,28 @@ mod tests {
             assert!(text.contains(part), "{part} is not in {text}");
         }
         assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
+    }
+
+    #[test]
+    fn an_error_is_a_band_around_its_line_unless_it_is_too_small_to_see() {
+        let mut chart = chart(3);
+        assert!(!chart.render().into_string().contains("class=\"error\""));
+        chart.series[0].x_error = 1e-6;
+        assert!(!chart.render().into_string().contains("class=\"error\""));
+        chart.series[0].x_error = 0.5;
+        chart.series[0].points.swap(1, 2);
+        let text = chart.render().into_string();
+        let band = text.split_once("class=\"error\" d=\"").unwrap().1.split_once('"').unwrap().0;
+        let pieces: Vec<Vec<f64>> = band
+            .split_terminator('Z')
+            .map(|piece| piece.split(['M', 'H', 'L', ' ']).filter_map(|number| number.parse().ok()).collect())
+            .collect();
+        assert_eq!(pieces.len(), 2);
+        for piece in pieces {
+            // Left, top, right; right below, bottom, left below.
+            let [left, top, right, below_right, bottom, below_left] = piece[..] else { panic!("{piece:?}") };
+            assert!(right > left && below_right > below_left && bottom > top, "{band}");
+        }
     }
 
     #[test]

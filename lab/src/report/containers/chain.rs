@@ -61,7 +61,7 @@ pub(super) fn plots(chain: &ChainRecord, reads: &[Reads<'_>], id: &str) -> Vec<M
                     ),
                 })
             });
-            Series { name: reads.load.to_owned(), points: points.collect(), style, line: true }
+            Series { name: reads.load.to_owned(), points: points.collect(), style, line: true, x_error: 0.0 }
         })
         .collect();
     let opening = Series {
@@ -85,6 +85,7 @@ pub(super) fn plots(chain: &ChainRecord, reads: &[Reads<'_>], id: &str) -> Vec<M
             .collect(),
         style: 0,
         line: true,
+        x_error: 0.0,
     };
     let longest = |line: &Series| line.points.last().map(|point| point.tooltip.clone()).unwrap_or_default();
     let highest = reads.iter().flat_map(|line| &line.points).map(|point| point.y).fold(1.0, f64::max);

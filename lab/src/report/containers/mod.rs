@@ -197,6 +197,7 @@ fn by_depth(workloads: &[Compared<'_>], id: &str) -> Vec<Markup> {
                         points: vec![point],
                         style: series.len(),
                         line: true,
+                        x_error: 0.0,
                     }),
                 }
             }
