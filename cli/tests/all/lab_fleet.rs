@@ -11,15 +11,15 @@ use serde_json::Value;
 use std::{
     fs,
     io::{BufRead, BufReader},
-    process::Stdio,
-    thread,
+    process::{Command, Stdio},
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 /// A short phase, long enough for several intervals.
-const SHORT: &str = "--warm-up 200ms --duration 1s --interval 100ms";
+pub const SHORT: &str = "--warm-up 200ms --duration 1s --interval 100ms";
 
-fn shop() -> Workshop {
+pub fn shop() -> Workshop {
     let mut shop = Workshop::new();
     let state = shop.path("state").display().to_string();
     shop.variables.push(("XDG_STATE_HOME", state));
@@ -28,17 +28,52 @@ fn shop() -> Workshop {
 
 /// Starts an agent, and waits for the line with its address.
 #[track_caller]
-fn agent(shop: &Workshop, options: &str) -> (Running, String) {
+pub fn agent(shop: &Workshop, options: &str) -> (Running, String) {
     let line = format!("lab agent --listen 127.0.0.1:0 {options}");
     let words: Vec<&str> = line.split(' ').collect();
-    let mut child = Running::start(shop.command(&words).stdout(Stdio::piped()).stderr(Stdio::null()));
+    started(&mut shop.command(&words))
+}
+
+/// Starts the command of an agent, and waits for the line with its address.
+#[track_caller]
+pub fn started(command: &mut Command) -> (Running, String) {
+    let mut child = Running::start(command.stdout(Stdio::piped()).stderr(Stdio::null()));
     let mut address = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut address).unwrap();
-    assert!(address.contains('#'), "`{line}` has no address: {address:?}");
+    assert!(address.contains('#'), "{command:?} has no address: {address:?}");
     (child, address.trim_end().to_owned())
 }
 
-fn read(shop: &Workshop, name: &str) -> Value {
+/// `command`, started by `by`, which ends with the program of `command`.
+pub fn wrapped(mut by: Command, command: &Command) -> Command {
+    by.args(command.get_args());
+    by.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    by.current_dir(command.get_current_dir().expect("the folder of the test"));
+    by
+}
+
+/// A controller that expects agents.
+pub struct Expecting {
+    pub controller: Running,
+    /// Where each agent connects.
+    pub addresses: Vec<String>,
+    /// Reads the rest of what it says.
+    pub rest: JoinHandle<Vec<String>>,
+}
+
+/// Starts a controller that expects this number of agents, and waits for their addresses.
+#[track_caller]
+pub fn expecting(shop: &Workshop, agents: usize, options: &str) -> Expecting {
+    let line = format!("lab fleet --expect {agents} {options}");
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let mut controller = Running::start(shop.command(&words).stdout(Stdio::piped()).stderr(Stdio::piped()));
+    let mut lines = BufReader::new(controller.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let address = |line: String| Some(line.split_once("--connect ")?.1.split(' ').next()?.to_owned());
+    let addresses: Vec<String> = lines.by_ref().filter_map(address).take(agents).collect();
+    Expecting { controller, addresses, rest: thread::spawn(move || lines.collect()) }
+}
+
+pub fn read(shop: &Workshop, name: &str) -> Value {
     serde_json::from_slice(&fs::read(shop.path(name)).unwrap()).unwrap()
 }
 
@@ -135,12 +170,7 @@ fn a_network_that_is_cut_for_a_while_costs_nothing_and_one_that_stays_cut_is_a_l
     let shop = shop();
     let (_here, first) = agent(&shop, "null:1G");
     let own = shop.command(&["lab", "agent", "--listen", &format!("{}:0", network.server()), "null:1G"]);
-    let mut there = network.command(own.get_program());
-    there.args(own.get_args()).current_dir(shop.path("")).stdout(Stdio::piped()).stderr(Stdio::null());
-    there.envs(own.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    let mut there = Running::start(&mut there);
-    let mut second = String::new();
-    BufReader::new(there.stdout.take().unwrap()).read_line(&mut second).unwrap();
+    let (_there, second) = started(&mut wrapped(network.command(own.get_program()), &own));
     let fleet = |more: &str| {
         let line = format!(
             "lab fleet --agent one={first} --agent two={} --warm-up 0 --duration 6s --interval 100ms {more} -o r.json",
@@ -252,15 +282,7 @@ fn an_agent_writes_only_what_its_own_command_line_allows() {
 #[test]
 fn agents_connect_to_a_controller_that_expects_them() {
     let shop = shop();
-    let line = format!("lab fleet --expect 2 {SHORT} -o r.json");
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let mut child = Running::start(shop.command(&words).stdout(Stdio::piped()).stderr(Stdio::piped()));
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
-    let addresses: Vec<String> = lines
-        .by_ref()
-        .filter_map(|line| Some(line.split_once("--connect ")?.1.split(' ').next()?.to_owned()))
-        .take(2)
-        .collect();
+    let Expecting { controller, addresses, rest } = expecting(&shop, 2, &format!("{SHORT} -o r.json"));
     let agents: Vec<Running> = addresses
         .iter()
         .map(|address| {
@@ -268,8 +290,7 @@ fn agents_connect_to_a_controller_that_expects_them() {
             Running::start(shop.command(&words).stdout(Stdio::null()).stderr(Stdio::null()))
         })
         .collect();
-    let rest = thread::spawn(move || lines.collect::<Vec<_>>());
-    let ended = child.output().unwrap();
+    let ended = controller.output().unwrap();
     assert_eq!(ended.status.code(), Some(0), "{:?}", rest.join().unwrap());
     assert_eq!(read(&shop, "r.json")["fleet"]["agents"].as_array().unwrap().len(), 2);
     drop(agents);
