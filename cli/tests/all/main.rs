@@ -45,6 +45,7 @@ mod lab_conclusions;
 mod lab_exports;
 mod lab_fleet;
 mod lab_fleet_clocks;
+mod lab_fleet_guest;
 mod lab_load_and_file;
 mod lab_native_and_guest;
 mod lab_report;

@@ -47,6 +47,8 @@ pub struct Guest {
     modules: Vec<String>,
     disk: Option<PathBuf>,
     vhost_user: Option<PathBuf>,
+    /// Its context identifier for virtual sockets.
+    vsock: Option<u32>,
 }
 
 impl Guest {
@@ -77,8 +79,14 @@ impl Guest {
                 return None;
             }
         }
-        let mut guest =
-            Self { kernel, dir: tempfile::tempdir().unwrap(), modules: Vec::new(), disk: None, vhost_user: None };
+        let mut guest = Self {
+            kernel,
+            dir: tempfile::tempdir().unwrap(),
+            modules: Vec::new(),
+            disk: None,
+            vhost_user: None,
+            vsock: None,
+        };
         for folder in ["bin", "programs", "proc", "sys", "dev", "mnt", "modules", "etc", "tmp"] {
             fs::create_dir_all(guest.root().join(folder)).unwrap();
         }
@@ -105,6 +113,12 @@ impl Guest {
     /// `virtio_blk` must be among the modules.
     pub fn give_vhost_user(&mut self, socket: &Path) {
         self.vhost_user = Some(socket.to_owned());
+    }
+
+    /// A context identifier, by which this machine reaches it over virtual sockets. The module
+    /// `vmw_vsock_virtio_transport` must be among the modules.
+    pub fn give_vsock(&mut self, cid: u32) {
+        self.vsock = Some(cid);
     }
 
     /// A program of this machine with the libraries that it needs.
@@ -171,8 +185,18 @@ impl Guest {
     /// When the time is over, or the script ends badly; with the console.
     #[track_caller]
     pub fn run(&self, script: &str) -> Option<String> {
+        self.run_in_turn(|| script.to_owned())
+    }
+
+    /// As [`Guest::run`], with a script that is made when no other guest runs any more: what it
+    /// needs may not wait for the guests of other tests.
+    ///
+    /// # Panics
+    /// As [`Guest::run`].
+    #[track_caller]
+    pub fn run_in_turn(&self, script: impl FnOnce() -> String) -> Option<String> {
         let _turn = turn();
-        let console = self.run_until(script, &mut |_| false)?;
+        let console = self.run_until(&script(), &mut |_| false)?;
         assert!(console.contains("GUEST: DONE"), "the guest did not come to its end:\n{console}");
         Some(console)
     }
@@ -258,6 +282,9 @@ impl Guest {
             // The machine goes on when its server is started again.
             command.arg("-chardev").arg(format!("socket,id=c0,path={},reconnect=1", socket.display()));
             command.args(["-device", "vhost-user-blk-pci,chardev=c0,num-queues=2"]);
+        }
+        if let Some(cid) = self.vsock {
+            command.arg("-device").arg(format!("vhost-vsock-pci,guest-cid={cid}"));
         }
         command
             .args([
