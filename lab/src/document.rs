@@ -153,13 +153,22 @@ macro_rules! with_head {
 with_head!(
     SweepRecord,
     ContainersResult,
-    QueueDepthResult,
     RawAndFileResult,
     ZeroPayloadResult,
     TiersResult,
     AccessPathsResult,
     NativeAndGuestResult
 );
+
+impl Kind for QueueDepthResult {
+    fn head(&self) -> Option<&Head> {
+        Some(&self.head)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        self.pre_test.as_ref().map_or(Ok(()), |run| record::check_run(run))
+    }
+}
 
 impl Kind for Run {
     fn head(&self) -> Option<&Head> {

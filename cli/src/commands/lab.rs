@@ -1,6 +1,7 @@
 //! `diskwright lab`: measuring disks.
 
 pub mod agent;
+mod agents;
 mod compare;
 mod fleet;
 pub mod profiles;

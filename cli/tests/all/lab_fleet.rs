@@ -159,6 +159,67 @@ fn a_fleet_compares_targets_in_interleaved_rounds() {
 }
 
 #[test]
+fn a_study_of_queue_depth_measures_with_all_agents_and_is_resumed() {
+    let shop = shop();
+    let (_one, first) = agent(&shop, "data=one.raw --create-size 8M");
+    let (_two, second) = agent(&shop, "data=two.raw --create-size 8M");
+    let short = "--threads 2 --target-depth 8 --rounds 1 --cell 0.03 --write-back";
+    let line = format!("lab study queue-depth --quick --agent one={first} --agent two={second} {short} -o q.json");
+    let refused = |more: &str| flat(&steady(&shop.fails(1, &format!("{line} {more}"))));
+    assert!(refused("--target other").contains("one: there is no target \"other\" here; there are data"));
+    assert!(refused("--target data --target more").contains("measures one on each agent"));
+    assert!(shop.fails(1, &line.replace("depth 8", "depth 7")).contains("cannot be shared by 2 agents"));
+    assert!(shop.fails(2, &format!("{line} --destroy-data")).contains("cannot be used with"));
+    assert!(shop.fails(2, "lab study queue-depth --identity x.pem").contains("--agent"));
+    assert!(!shop.path("q.json").exists(), "nothing was measured");
+
+    // Stopped after its first stage.
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let child = Running::start(shop.command(&words).stdout(Stdio::piped()).stderr(Stdio::piped()));
+    let begun = Instant::now();
+    while !fs::read_to_string(shop.path("q.json")).is_ok_and(|saved| saved.contains("\"stage\"")) {
+        assert!(begun.elapsed() < Duration::from_secs(120), "no stage was saved");
+        thread::sleep(Duration::from_millis(20));
+    }
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+    assert_eq!(child.output().unwrap().status.code(), Some(130));
+    let partial = read(&shop, "q.json");
+    assert_eq!((&partial["end"]["kind"], &partial["stages"][0]["stage"]), (&"stopped".into(), &"agents".into()));
+
+    let printed = flat(&shop.ok(&line));
+    for part in ["Measured by 2 agents at the same time", "number of agents", "one thread on each agent", "Each agent"]
+    {
+        assert!(printed.contains(part), "{part}: {printed}");
+    }
+    schemas::validate(&fs::read_to_string(shop.path("q.json")).unwrap());
+    let whole = read(&shop, "q.json");
+    assert_eq!((&whole["end"]["kind"], whole["stages"].as_array().unwrap().len()), (&"complete".into(), 5));
+    assert_eq!(whole["settings"]["agents"][1]["name"], "two");
+    for number in 0..2 {
+        let rounds = |result: &Value| result["stages"][0]["sweep"]["cells"][number]["rounds"].clone();
+        assert_eq!(rounds(&whole), rounds(&partial), "no window is measured twice");
+    }
+    assert_eq!(whole["pre_test"], partial["pre_test"]);
+    for stage in whole["stages"].as_array().unwrap() {
+        for cell in stage["sweep"]["cells"].as_array().unwrap() {
+            let of = |name: &str| cell[name].as_u64().unwrap();
+            assert_eq!(of("in_flight"), of("files") * of("threads") * of("queue_depth"), "{cell}");
+            assert!(stage["stage"] == "agents" || of("files") == 2, "{cell}");
+            assert!(stage["stage"] != "combinations" || of("in_flight") == 8, "{cell}");
+            assert_eq!(cell["rounds"].as_array().unwrap().len(), 1);
+        }
+    }
+    // One agent more is another test bed.
+    let (_three, third) = agent(&shop, "a=null:16M b=null:16M");
+    let more = line.replace("--threads", &format!("--agent three={third} --threads")).replace("depth 8", "depth 6");
+    assert!(flat(&shop.fails(1, &more)).contains("was measured by one ("), "other agents");
+    let several = flat(&shop.fails(1, &more.replace("q.json", "r.json")));
+    assert!(several.contains("the agent three allows 2 targets (a, b)") && several.contains("(--target)"), "{several}");
+    shop.ok("lab report q.json -o q.html");
+    assert!(fs::read_to_string(shop.path("q.html")).unwrap().contains("agents × threads × depth"));
+}
+
+#[test]
 fn a_network_that_is_cut_for_a_while_costs_nothing_and_one_that_stays_cut_is_a_loss() {
     let network = match Network::start(&NetworkSpec::default()) {
         Ok(network) => network,

@@ -41,6 +41,8 @@ use std::{
 
 /// Time between two reports of progress.
 const LOOK: Duration = Duration::from_millis(250);
+/// How often it is looked whether all agents are done: a sweep has hundreds of short phases.
+const LOOK_FOR_END: Duration = Duration::from_millis(10);
 /// Shortest time from the order to start to the start.
 const LEAD: Duration = Duration::from_millis(200);
 /// How much longer it is for each agent: the orders are sent by threads on a few cores.
@@ -359,7 +361,10 @@ impl<'a> Measuring<'a> {
     ) -> bool {
         let mut is_stopped = false;
         while following.active.load(Ordering::Relaxed) > 0 {
-            thread::sleep(LOOK);
+            let looked = Instant::now();
+            while looked.elapsed() < LOOK && following.active.load(Ordering::Relaxed) > 0 {
+                thread::sleep(LOOK_FOR_END);
+            }
             let elapsed_ns = clock::now_ns().saturating_sub(start_ns);
             if let Some(settling) = settling.as_deref_mut() {
                 let mut gathering = lock(&following.gathering);

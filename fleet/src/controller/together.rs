@@ -54,15 +54,48 @@ pub(super) fn seeded(job: Job, number: usize) -> Job {
     Job { seed: seeds::of_window(job.seed, "agent", number), ..job }
 }
 
-/// Every agent that failed, as one error.
+/// Every agent that failed, as one error. Agents that were stopped because another one failed are
+/// not named.
 pub(super) fn all_or_failed<T>(results: Vec<Result<T>>) -> Result<Vec<T>> {
-    let failed: Vec<String> =
-        results.iter().filter_map(|result| result.as_ref().err().map(ToString::to_string)).collect();
-    match failed.len() {
-        0 | 1 => results.into_iter().collect(),
-        more => Err(FleetError::Plan {
-            what: format!("{more} agents failed:\n  {}", failed.join("\n  ")),
-            hint: "nothing was measured; see each of them".into(),
-        }),
+    let (mut all, mut failed, mut is_stopped) = (Vec::new(), Vec::new(), false);
+    for result in results {
+        match result {
+            Ok(value) => all.push(value),
+            Err(FleetError::Stopped) => is_stopped = true,
+            Err(error) => failed.push(error),
+        }
+    }
+    match (failed.pop(), failed.len()) {
+        (None, _) if is_stopped => Err(FleetError::Stopped),
+        (None, _) => Ok(all),
+        (Some(error), 0) => Err(error),
+        (Some(last), others) => {
+            failed.push(last);
+            let named: Vec<String> = failed.iter().map(ToString::to_string).collect();
+            Err(FleetError::Plan {
+                what: format!("{} agents failed:\n  {}", others + 1, named.join("\n  ")),
+                hint: "nothing was measured; see each of them".into(),
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failed(agent: &str) -> Result<u8> {
+        Err(FleetError::Refused { name: agent.into(), why: "it is full".into() })
+    }
+
+    #[test]
+    fn all_agents_that_failed_are_named_and_those_that_were_stopped_are_not() {
+        assert_eq!(all_or_failed(vec![Ok(1), Ok(2)]).unwrap(), [1, 2]);
+        let stopped = || Err(FleetError::Stopped);
+        assert!(matches!(all_or_failed::<u8>(vec![stopped(), Ok(1), stopped()]), Err(FleetError::Stopped)));
+        let one = all_or_failed(vec![stopped(), failed("a"), Ok(1)]).unwrap_err();
+        assert_eq!(one.to_string(), "a: it is full");
+        let two = all_or_failed(vec![failed("a"), stopped(), failed("b")]).unwrap_err().to_string();
+        assert!(two.starts_with("2 agents failed:\n  a: it is full\n  b: it is full;"), "{two}");
     }
 }

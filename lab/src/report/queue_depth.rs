@@ -1,8 +1,8 @@
 //! The chapter of the study `queue-depth`: the findings, and each stage beside the paper's figures.
 
 use super::{
-    ToChapter,
-    parts::{self, how_measured},
+    ToChapter, fleet,
+    parts::{self, counted, how_measured},
     sweep,
 };
 use crate::study::queue_depth::{
@@ -17,6 +17,7 @@ use diskwright_outline::{
 };
 use diskwright_stats::numbers::{bytes, duration as time, figure as rate, grouped as count, list, ratio, short};
 use maud::Markup;
+use std::fmt::Display;
 
 impl ToChapter for QueueDepthResult {
     fn chapter(&self, id: &str, name: &str) -> Chapter {
@@ -34,26 +35,74 @@ fn chapter(result: &QueueDepthResult, id: &str, name: &str) -> Chapter {
             blocks.push(Block::Text(
                 "The array below the target is not known; one device without copies is assumed.".into(),
             ));
+        } else if result.settings.is_fleet() {
+            blocks.push(Block::Text("The array is below the targets of all agents.".into()));
         }
+        blocks.extend(on_agents(result).map(Block::Text));
         blocks.extend(measured_below(result).map(Block::Text));
     }
     for record in &result.stages {
-        blocks.push(Block::Heading(record.stage.title().into()));
+        blocks.push(Block::Heading(heading(record, result)));
         let id = format!("{id}-{}", result.stages.iter().position(|other| other.stage == record.stage).unwrap_or(0));
         blocks.push(Block::Plots(plots(record, &id)));
         if !record.sweep.knees.is_empty() {
             blocks.push(Block::Table(sweep::marked_points(&record.sweep)));
+            blocks.extend(of_agents(record).map(Block::Text));
         } else if record.sweep.best.is_some() {
             blocks.push(Block::Text(record.sweep.head.verdict.clone()));
         }
         blocks.push(Block::Table(cells(record)));
     }
     if let Some(run) = &result.pre_test {
-        blocks.push(Block::Heading("Pre-test 1: 8 threads × 12, in the steady state".into()));
-        blocks.push(Block::Table(pre_test(run)));
+        let split = format!("{} threads × {}", result.settings.threads, paper::PRE_TEST_DEPTH);
+        let split = if result.settings.is_fleet() { format!("{} × {split}", agents(result)) } else { split };
+        blocks.push(Block::Heading(format!("Pre-test 1: {split}, in the steady state")));
+        blocks.push(Block::Table(pre_test(run, result)));
+        blocks.extend(run.fleet.iter().flat_map(|of_fleet| fleet::phase_blocks(run, of_fleet, 0)));
     }
     blocks.extend(how_measured(&result.head, facts(result)));
+    if let Some(of_fleet) = result.pre_test.as_ref().and_then(|run| run.fleet.as_ref()) {
+        blocks.push(Block::Heading("Agents".into()));
+        blocks.push(Block::Facts(fleet::facts(of_fleet)));
+    }
     parts::chapter(&result.head, (id, name), "Study of queue depth", badges(result), blocks)
+}
+
+/// Number of agents: `3 agents`.
+fn agents(result: &QueueDepthResult) -> String {
+    counted(result.settings.agents.len(), "agent")
+}
+
+/// What the figures are sums of; `None` if this machine measured.
+fn on_agents(result: &QueueDepthResult) -> Option<String> {
+    result.settings.is_fleet().then(|| {
+        format!(
+            "Measured by {} at the same time. Threads and outstanding requests are those of each agent; requests in \
+             flight, IOPS and MB/s are the sums of all agents, and latencies those of all their requests.",
+            agents(result)
+        )
+    })
+}
+
+fn heading(record: &StageRecord, result: &QueueDepthResult) -> String {
+    let each = match (result.settings.is_fleet(), record.stage) {
+        (true, Stage::Reads | Stage::Writes) => " on each agent",
+        (true, Stage::Agents) => ", each with the load of pre-test 1",
+        _ => "",
+    };
+    format!("{}{each}", record.stage.title())
+}
+
+/// What the stage `Agents` says about the clients; `None` for other stages.
+fn of_agents(record: &StageRecord) -> Option<String> {
+    if record.stage != Stage::Agents {
+        return None;
+    }
+    let iops = |cell: &crate::sweep::SweepCell| cell.measured.median(|round| round.iops);
+    let (one, all) = (record.sweep.cells.first()?, record.sweep.cells.last()?);
+    let growth = iops(all)? / iops(one).filter(|iops| *iops > 0.0)?;
+    let enough = findings::enough_agents(&record.sweep).map_or_else(String::new, |enough| format!(" {enough}."));
+    Some(format!("{} agents make {} times the IOPS of one.{enough}", all.files, ratio(growth)))
 }
 
 /// What was measured on the members of a space; `None` without one.
@@ -127,6 +176,10 @@ fn findings_table(result: &QueueDepthResult) -> Table {
         &FINDINGS,
     )
     .keys(2);
+    let is_fleet = result.settings.is_fleet();
+    if is_fleet {
+        table.heads[5] = "agents × threads × depth".into();
+    }
     let devices = f64::from(result.settings.array.map_or(1, |array| array.devices));
     for finding in &result.findings {
         let mut row = vec![Cell::text(load_name(finding.stage)), Cell::text("ours")];
@@ -139,7 +192,10 @@ fn findings_table(result: &QueueDepthResult) -> Table {
                         .interval
                         .map_or_else(String::new, |ends| format!("{}..{}", short(ends.low), short(ends.high))),
                 ),
-                Cell::text(format!("{} × {}", found.threads * found.files, found.queue_depth)),
+                Cell::text(match is_fleet {
+                    true => split(Some(found.files), found.threads, found.queue_depth),
+                    false => split(None, found.threads * found.files, found.queue_depth),
+                }),
                 Cell::figure(found.iops, rate),
                 Cell::figure(found.mb_per_s, rate),
                 Cell::figure(found.mean_ns, time),
@@ -162,7 +218,9 @@ fn findings_table(result: &QueueDepthResult) -> Table {
             Cell::default(),
             Cell::figure(settled.in_flight as f64, count).toned(Tone::Faint),
             Cell::default(),
-            Cell::text(format!("{} × {}", settled.threads, settled.in_flight / settled.threads)).toned(Tone::Faint),
+            // One virtual machine.
+            Cell::text(split(is_fleet.then_some(1), settled.threads, settled.in_flight / settled.threads))
+                .toned(Tone::Faint),
             Cell::figure(settled.point.iops, rate).toned(Tone::Faint),
             Cell::figure(papers.mb_per_s, rate).toned(Tone::Faint),
             Cell::figure(settled.point.mean_ms * 1e6, time).toned(Tone::Faint),
@@ -285,16 +343,31 @@ fn cells(record: &StageRecord) -> Table {
     table
 }
 
-fn pre_test(run: &Run) -> Table {
+/// `8 × 12`, or with agents `3 × 8 × 12`.
+fn split(agents: Option<u32>, threads: impl Display, depth: impl Display) -> String {
+    let agents = agents.map_or_else(String::new, |agents| format!("{agents} × "));
+    format!("{agents}{threads} × {depth}")
+}
+
+fn pre_test(run: &Run, result: &QueueDepthResult) -> Table {
+    let clients = result.settings.is_fleet().then(|| result.settings.clients());
     let mut table = Table::new(
         "Random 8K, 70 % read; measured once, from the steady state, or from the end of the time to reach it",
-        &["source", "threads × depth", "IOPS", "MB/s", "mean", "p99", "mean in flight"],
+        &[
+            "source",
+            if clients.is_some() { "agents × threads × depth" } else { "threads × depth" },
+            "IOPS",
+            "MB/s",
+            "mean",
+            "p99",
+            "mean in flight",
+        ],
     );
     if let Some((phase, load)) = run.phases.first().zip(run.job.phases.first().and_then(|phase| phase.loads.first())) {
         let figures = Figures::of(phase);
         table.row(vec![
             Cell::text("ours"),
-            Cell::text(format!("{} × {}", load.threads, load.queue_depth)),
+            Cell::text(split(clients, load.threads, load.queue_depth)),
             Cell::figure(figures.iops, rate),
             Cell::figure(figures.mb_per_s, rate),
             Cell::figure(figures.mean_ns, time),
@@ -305,7 +378,7 @@ fn pre_test(run: &Run) -> Table {
     let papers = paper::PRE_TEST;
     table.row(vec![
         Cell::text("paper"),
-        Cell::text(format!("{} × {}", paper::THREADS, paper::PRE_TEST_DEPTH)).toned(Tone::Faint),
+        Cell::text(split(clients.map(|_| 1), paper::THREADS, paper::PRE_TEST_DEPTH)).toned(Tone::Faint),
         Cell::figure(papers.iops, rate).toned(Tone::Faint),
         Cell::figure(papers.iops * 8192.0 / 1e6, rate).toned(Tone::Faint),
         Cell::figure(papers.mean_ms * 1e6, time).toned(Tone::Faint),
@@ -332,4 +405,33 @@ fn facts(result: &QueueDepthResult) -> Vec<(String, String)> {
     );
     facts.extend(result.settings.max_p99.map(|limit| ("Limit for the 99th percentile".into(), limit.to_string())));
     facts
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        report::{self, TextOptions, example},
+        study::queue_depth::tests::result_of_agents,
+    };
+
+    #[test]
+    fn figures_of_agents_say_what_is_of_each_and_what_is_of_all() {
+        let mut result = result_of_agents();
+        result.pre_test.as_mut().unwrap().fleet = example::fleet().fleet;
+        let text = report::text(&result, &TextOptions { width: 250, ..TextOptions::default() });
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        for part in [
+            "Measured by 4 agents at the same time.",
+            "are the sums of all agents",
+            "The array is below the targets of all agents.",
+            "number of agents, each with the load of pre-test 1",
+            "4 agents make 2.52 times the IOPS of one. 3 of 4 agents are most efficient, with 8 x 12 on each.",
+            "sequential reads, one thread on each agent",
+            "8 threads on each agent",
+            "agents x threads x depth",
+            "Each agent",
+        ] {
+            assert!(words.contains(part), "{part}: {text}");
+        }
+    }
 }

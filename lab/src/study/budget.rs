@@ -17,18 +17,20 @@ pub(crate) struct Budget {
     shortest: Duration,
     /// Longest length of a cell.
     longest: Duration,
+    /// Time that a cell needs besides its length.
+    overhead: Duration,
 }
 
 impl Budget {
     /// Cells of this length, without a deadline.
     pub(crate) fn fixed(cell: Duration) -> Self {
-        Self { deadline: None, shortest: cell, longest: cell }
+        Self { deadline: None, shortest: cell, longest: cell, overhead: CELL_OVERHEAD }
     }
 
     /// Cells between `shortest` and `longest`, so that the study ends `total` after `start` if
     /// possible.
     pub(crate) fn until(start: Instant, total: Duration, shortest: Duration, longest: Duration) -> Self {
-        Self { deadline: Some(start + total), shortest, longest }
+        Self { deadline: Some(start + total), shortest, longest, overhead: CELL_OVERHEAD }
     }
 
     /// Length of the next cell. `cells_left` includes it.
@@ -36,7 +38,12 @@ impl Budget {
         let Some(deadline) = self.deadline else { return self.longest };
         let left = deadline.saturating_duration_since(now);
         let each = left / u32::try_from(cells_left.max(1)).unwrap_or(u32::MAX);
-        each.saturating_sub(CELL_OVERHEAD).clamp(self.shortest, self.longest)
+        each.saturating_sub(self.overhead).clamp(self.shortest, self.longest)
+    }
+
+    /// The budget with cells that need this time besides their length.
+    pub(crate) fn with_overhead(self, overhead: Duration) -> Self {
+        Self { overhead, ..self }
     }
 
     /// The budget with no cell longer than `longest`; a budget without a deadline is unchanged.
@@ -61,6 +68,7 @@ mod tests {
         assert_eq!(budget.cell(start, 500), MS(188));
         // Half the time is over and no cell is measured: cells are about half as long.
         assert_eq!(budget.cell(start + MS(50_000), 500), MS(88));
+        assert_eq!(budget.with_overhead(MS(100)).cell(start, 500), MS(100));
         assert_eq!(budget.cell(start, 10), MS(400), "never longer than the longest");
         assert_eq!(budget.cell(start + MS(200_000), 500), MS(30), "never shorter than the shortest, even too late");
     }

@@ -24,12 +24,12 @@ pub fn conclude(record: &mut SweepRecord) {
     record.head.verdict = verdict(record);
 }
 
-/// The axis of growing load, to look for a knee: queue depth, else threads. `None` if all cells
-/// have the same total depth.
+/// The axis of growing load, to look for a knee: queue depth, else threads, else agents. `None` if
+/// all cells have the same total depth.
 pub fn load_axis(record: &SweepRecord) -> Option<Knob> {
     let varied = |knob: &Knob| record.options.axes.iter().any(|axis| axis.knob == *knob);
     let held = record.options.total_depth.is_some();
-    [Knob::QueueDepth, Knob::Threads].into_iter().find(|knob| !held && varied(knob))
+    Knob::ALL.into_iter().find(|knob| knob.is_load() && !held && varied(knob))
 }
 
 fn knees(record: &SweepRecord) -> Vec<KneeRow> {

@@ -265,6 +265,16 @@ fn two_axes_give_a_knee_for_each_value_of_the_other() {
 }
 
 #[test]
+fn more_agents_are_more_load_and_have_a_knee() {
+    let mut options = options(&["agents=1..8"]);
+    options.targets = (1..=8).map(|number| format!("vm{number}")).collect();
+    (options.job.phases[0].loads[0].threads, options.job.phases[0].loads[0].queue_depth) = (1, 2);
+    let record = swept(options);
+    let point = record.knees[0].knee.saturation.found().unwrap();
+    assert_eq!((point.load, record.cells[point.cell].files), (8.0, 4));
+}
+
+#[test]
 fn combinations_of_one_total_have_a_best_and_no_knee() {
     let mut options = options(&["threads=1..24"]);
     options.total_depth = Some(120);

@@ -12,6 +12,7 @@
 //! So the number of warnings is bounded by the number of cells and kinds, not by that of windows.
 
 use diskwright_load::warning::Warning;
+use serde_json::Value;
 use std::mem::discriminant;
 
 /// Different warnings of one kind that are kept in full.
@@ -19,7 +20,7 @@ const OF_A_KIND_MAX: usize = 8;
 
 /// Adds a warning of a window of `cell`.
 pub(crate) fn of_cell(warnings: &mut Vec<Warning>, cell: &str, warning: Warning) {
-    if matches!(warning, Warning::OtherLoad { .. } | Warning::StolenTime { .. }) || warnings.contains(&warning) {
+    if is_of_load(&warning) || warnings.contains(&warning) {
         return of_all(warnings, warning);
     }
     let (mut of_kind, mut last) = (0, None);
@@ -54,19 +55,38 @@ pub(crate) fn of_cell(warnings: &mut Vec<Warning>, cell: &str, warning: Warning)
 
 /// Adds a warning about the whole sweep. Of warnings about other load, the largest figure is kept.
 pub(crate) fn of_all(warnings: &mut Vec<Warning>, warning: Warning) {
-    for known in warnings.iter_mut() {
-        match (known, &warning) {
-            (Warning::OtherLoad { cpus }, Warning::OtherLoad { cpus: more })
-            | (Warning::StolenTime { cpus }, Warning::StolenTime { cpus: more }) => {
-                *cpus = cpus.max(*more);
-                return;
-            }
-            _ => {}
-        }
+    if warnings.iter_mut().any(|known| join(known, &warning)) {
+        return;
     }
     if !warnings.contains(&warning) {
         warnings.push(warning);
     }
+}
+
+/// Whether a warning is about the load of machines, which is another one in each window.
+fn is_of_load(warning: &Warning) -> bool {
+    match warning {
+        Warning::OtherLoad { .. } | Warning::StolenTime { .. } => true,
+        Warning::OfAgents { warning, .. } => is_of_load(warning),
+        _ => false,
+    }
+}
+
+/// Joins two warnings about the load of machines in the first one. `false` if they are of different
+/// kinds.
+fn join(known: &mut Warning, more: &Warning) -> bool {
+    match (known, more) {
+        (Warning::OtherLoad { cpus }, Warning::OtherLoad { cpus: more })
+        | (Warning::StolenTime { cpus }, Warning::StolenTime { cpus: more }) => *cpus = cpus.max(*more),
+        (Warning::OfAgents { agents, warning }, Warning::OfAgents { agents: others, warning: more }) => {
+            if !join(warning, more) {
+                return false;
+            }
+            others.iter().for_each(|agent| add(agents, agent));
+        }
+        _ => return false,
+    }
+    true
 }
 
 /// Replaces warnings that all of `cells` cells have by one that names no cell.
@@ -87,10 +107,17 @@ fn add(cells: &mut Vec<String>, cell: &str) {
 }
 
 /// A warning without its numbers: these differ from round to round.
-fn words(warning: &Warning) -> Option<serde_json::Value> {
+fn words(warning: &Warning) -> Option<Value> {
     let mut value = serde_json::to_value(warning).ok()?;
-    value.as_object_mut()?.retain(|_, field| !field.is_number());
+    strip_numbers(&mut value);
     Some(value)
+}
+
+fn strip_numbers(value: &mut Value) {
+    if let Value::Object(fields) = value {
+        fields.retain(|_, field| !field.is_number());
+        fields.values_mut().for_each(strip_numbers);
+    }
 }
 
 #[cfg(test)]
@@ -125,6 +152,21 @@ mod tests {
         assert!(reported[2].starts_with("at queue-depth 16: 1 x 16: only 7.0 of 16"), "{reported:#?}");
         assert!(reported[3].starts_with("at queue-depth 16; queue-depth 32: all: its threads poll"), "{reported:#?}");
         assert!(reported[4].starts_with("at queue-depth 32: 1 x 32: only 7.0 of 32"), "{reported:#?}");
+    }
+
+    #[test]
+    fn warnings_of_agents_are_condensed_like_others() {
+        let of = |agent: &str, warning| Warning::OfAgents { agents: vec![agent.into()], warning: Box::new(warning) };
+        let mut warnings = Vec::new();
+        for round in 0..3 {
+            let noise = f64::from(round) * 0.01;
+            of_cell(&mut warnings, "queue-depth 8", of("vm1", Warning::OtherLoad { cpus: 0.5 - noise }));
+            of_cell(&mut warnings, "queue-depth 8", of("vm2", Warning::OtherLoad { cpus: 0.4 + noise }));
+            of_cell(&mut warnings, "queue-depth 8", of("vm1", depth(3.0 + noise, 8.0)));
+        }
+        let agents = vec!["vm1".to_owned(), "vm2".to_owned()];
+        let load = Warning::OfAgents { agents, warning: Box::new(Warning::OtherLoad { cpus: 0.5 }) };
+        assert_eq!((warnings.len(), &warnings[0]), (2, &load), "{warnings:#?}");
     }
 
     #[test]

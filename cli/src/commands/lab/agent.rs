@@ -9,7 +9,7 @@
 //! The address for the plan goes to standard output before the first controller can connect. What
 //! happens goes to standard error.
 
-use super::{fleet::identity, words};
+use super::{agents::identity, words};
 use crate::{
     context::Context,
     describe::printable,

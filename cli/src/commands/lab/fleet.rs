@@ -10,7 +10,7 @@
 //! The result of a fleet is that of a run or a sweep, so all reports, comparisons and exports read
 //! it.
 
-use super::{compare::warn_of_few_rounds, words, workload::WorkloadArgs};
+use super::{agents::AgentsArgs, compare::warn_of_few_rounds, words, workload::WorkloadArgs};
 use crate::{
     context::{Context, print_message},
     describe::printable,
@@ -21,39 +21,33 @@ use clap::{Args, ValueEnum};
 use diskwright_fleet::{
     address::Address,
     controller::{Entrance, Fleet, FleetLook, FleetOptions, OnLoss, Remote, Wanted, Way},
-    identity::Identity,
     trust::{Token, Trust},
 };
 use diskwright_lab::{
-    LabError, Step,
+    LabError,
     comparison::{self, COMPARISON_SCHEMA, JudgeOptions, LiveOptions},
     document::{self, Document},
-    fleet::{Group, Plan},
+    fleet::{self, Agents, Group, OneLoad, Plan},
     output::{Kind, Output},
-    progress::Progress,
     sweep::{self, Axis, Knob, SweepOptions},
 };
 use diskwright_load::{
     Job, Run, clock,
     job::Span,
-    record::{End, Head, TargetRecord},
+    record::{End, Head},
     run::Watch,
 };
 use std::{
-    cell::RefCell,
     collections::BTreeMap,
-    env,
     io::Write,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    sync::Arc,
+    time::Instant,
 };
 
 /// Rounds of a sweep and of a comparison that are not told another number.
 const SWEEP_ROUNDS: u32 = 3;
 const COMPARE_ROUNDS: u32 = 10;
-/// How long an agent may be silent.
-const LOST_AFTER: Duration = Duration::from_secs(10);
 
 /// What happens when an agent is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -101,9 +95,8 @@ pub struct FleetArgs {
     /// The plan: groups of agents with targets and loads.
     #[arg(value_name = "PLAN.toml")]
     plan: Option<PathBuf>,
-    /// Agent, by the address that it prints (may be repeated). A name may stand before it.
-    #[arg(long, value_name = "[NAME=]ADDRESS")]
-    agent: Vec<String>,
+    #[command(flatten)]
+    agents: AgentsArgs,
     /// Number of agents that connect to this controller. A token for each is printed.
     #[arg(long, value_name = "N", default_value_t = 0)]
     expect: u32,
@@ -119,9 +112,6 @@ pub struct FleetArgs {
     /// What happens when an agent is lost. [default: stop]
     #[arg(long, value_name = "WHAT")]
     on_loss: Option<OnLossArg>,
-    /// How long an agent may be silent before it counts as lost. [default: 10s]
-    #[arg(long, value_name = "TIME", value_parser = words::span)]
-    lost_after: Option<Span>,
     /// Measure over a range of loads: a setting and its values, as in `lab sweep`; also agents.
     #[arg(long, value_name = "SETTING=VALUES")]
     vary: Vec<Axis>,
@@ -146,33 +136,15 @@ pub struct FleetArgs {
     /// Label for the result: key=value (may be repeated).
     #[arg(long, value_name = "KEY=VALUE", value_parser = words::label)]
     label: Vec<(String, String)>,
-    /// File with the key and the certificate, made if missing. [default: in the user's state
-    /// folder]
-    #[arg(long, value_name = "FILE")]
-    identity: Option<PathBuf>,
     /// Print the fingerprint of this controller, for `lab agent --controller`.
     #[arg(long)]
     fingerprint: bool,
 }
 
-/// The key and the certificate of an agent or a controller.
-pub(super) fn identity(given: Option<&Path>, whose: &str) -> Outcome<Identity> {
-    let below = |variable: &str, folders: &str| {
-        let home = env::var_os(variable).filter(|home| Path::new(home).is_absolute())?;
-        Some(Path::new(&home).join(folders).join(format!("{whose}.pem")))
-    };
-    let usual = || below("XDG_STATE_HOME", "diskwright").or_else(|| below("HOME", ".local/state/diskwright"));
-    match given.map(Path::to_owned).or_else(usual) {
-        Some(path) => Ok(Identity::kept_at(&path)?),
-        None => Ok(Identity::temporary()?),
-    }
-}
-
 /// Measures with a fleet, then saves and prints the result.
 pub fn run(context: &mut Context, args: &FleetArgs) -> Outcome {
-    let identity = identity(args.identity.as_deref(), "controller")?;
     if args.fingerprint {
-        writeln!(context.out, "{}", identity.fingerprint)?;
+        writeln!(context.out, "{}", args.agents.identity()?.fingerprint)?;
         return Ok(exit::OK);
     }
     if args.rounds.is_some() && !args.compare && args.vary.is_empty() {
@@ -188,39 +160,32 @@ pub fn run(context: &mut Context, args: &FleetArgs) -> Outcome {
         args.output.clone().unwrap_or_else(|| format!("diskwright-fleet-{}.json", clock::compact_utc_now()).into());
     let output = Output::check(&path, Kind::Result)?;
     let options = FleetOptions {
-        identity,
-        lost_after: plan.lost_after.map_or(LOST_AFTER, |span| Duration::from_nanos(span.as_nanos())),
         on_loss: plan.on_loss,
         keep_going: args.keep_going,
         labels: args.label.clone(),
+        ..args.agents.options(plan.lost_after)?
     };
     let entrance = entrance(context, &plan, &wanted, &options)?;
-    let connected = Connected { wanted, options, entrance, jobs, fill: plan.fill };
+    let led = Led { agents: Agents { wanted, options, entrance, fill: plan.fill }, jobs };
     match (args.compare, args.vary.is_empty()) {
-        (true, _) => a_comparison(context, args, &connected, &output),
-        (false, true) => one_run(context, &connected, &output),
-        (false, false) => a_sweep(context, args, &connected, &output),
+        (true, _) => a_comparison(context, args, &led, &output),
+        (false, true) => one_run(context, &led, &output),
+        (false, false) => a_sweep(context, args, &led, &output),
     }
 }
 
 /// The plan of the file and of the options.
 fn plan(args: &FleetArgs) -> Outcome<Plan> {
     let mut plan = args.plan.as_deref().map(Plan::read).transpose()?.unwrap_or_default();
-    if !args.agent.is_empty() || args.expect > 0 {
-        plan.groups.push(Group {
-            name: "agents".into(),
-            agents: args.agent.clone(),
-            expect: args.expect,
-            targets: args.target.clone(),
-            ..Group::default()
-        });
+    if !args.agents.agent.is_empty() || args.expect > 0 {
+        plan.groups.push(Group { expect: args.expect, ..args.agents.group(&args.target) });
     }
     match args.on_loss {
         Some(OnLossArg::Stop) => plan.on_loss = OnLoss::Stop,
         Some(OnLossArg::GoOn) => plan.on_loss = OnLoss::GoOn,
         None => {}
     }
-    plan.lost_after = args.lost_after.or(plan.lost_after);
+    plan.lost_after = args.agents.lost_after.or(plan.lost_after);
     plan.listen = args.listen.clone().or(plan.listen);
     plan.fill |= args.fill;
     if plan.groups.is_empty() {
@@ -267,26 +232,17 @@ fn entrance(
     Ok(Some(entrance))
 }
 
-/// What is needed to connect to the fleet.
-struct Connected {
-    wanted: Vec<Wanted>,
-    options: FleetOptions,
-    entrance: Option<Arc<Entrance>>,
+/// The agents and the load of each group.
+struct Led {
+    agents: Agents,
     jobs: BTreeMap<String, Job>,
-    fill: bool,
 }
 
-impl Connected {
+impl Led {
     /// Connects to all agents and prepares their targets.
     fn prepare(&self, context: &Context, run: &str, job_of: &(dyn Fn(&Remote) -> Job + Sync)) -> Outcome<Fleet> {
-        let mut fleet = Fleet::connect(run, &self.wanted, self.options.clone(), self.entrance.as_ref())?;
-        let steps = Mutex::new(context.steps());
-        let names: Vec<String> = self.wanted.iter().map(|agent| agent.name.clone()).collect();
-        fleet.prepare(job_of, self.fill, &|number, doing, done, total| {
-            let message = format!("{}: {doing}", names[number]);
-            let mut steps = steps.lock().unwrap_or_else(PoisonError::into_inner);
-            steps.step(Step { phase: "prepare", done, total, message: &message })
-        })?;
+        let mut fleet = self.agents.connect(run)?;
+        self.agents.prepare(&mut fleet, job_of, &mut context.steps())?;
         Ok(fleet)
     }
 
@@ -303,19 +259,14 @@ impl Connected {
     }
 }
 
-/// A new identifier of a run.
-fn new_run() -> Outcome<String> {
-    Ok(Token::random()?.reveal().to_owned())
-}
-
-fn one_run(context: &mut Context, connected: &Connected, output: &Output) -> Outcome {
-    let job_of = |remote: &Remote| connected.job_of(remote);
+fn one_run(context: &mut Context, led: &Led, output: &Output) -> Outcome {
+    let job_of = |remote: &Remote| led.job_of(remote);
     let old = unfinished(output.path())?;
     if old.is_some() {
         context.warn(&format!("going on with the run of {}", output.path().display()));
     }
-    let run = old.map_or_else(new_run, Ok)?;
-    let mut fleet = connected.prepare(context, &run, &job_of)?;
+    let run = old.map_or_else(fleet::new_run, Ok)?;
+    let mut fleet = led.prepare(context, &run, &job_of)?;
     let agents = fleet.remotes().len();
     // A controller that dies from here on can go on: the agents keep their records.
     output.save(&fleet.begun(&job_of))?;
@@ -354,14 +305,14 @@ fn unfinished(path: &Path) -> Outcome<Option<String>> {
     }
 }
 
-fn a_sweep(context: &mut Context, args: &FleetArgs, connected: &Connected, output: &Output) -> Outcome {
-    let job = connected.one_job()?;
+fn a_sweep(context: &mut Context, args: &FleetArgs, led: &Led, output: &Output) -> Outcome {
+    let job = led.one_job()?;
     if args.vary.iter().any(|axis| axis.knob == Knob::Files) {
         return Err(Failure::usage("a fleet has no files; vary agents instead"));
     }
     let options = SweepOptions {
         job: job.clone(),
-        targets: connected.wanted.iter().map(|agent| agent.name.clone()).collect(),
+        targets: led.agents.wanted.iter().map(|agent| agent.name.clone()).collect(),
         axes: args.vary.clone(),
         rounds: args.rounds.unwrap_or(SWEEP_ROUNDS),
         total_depth: None,
@@ -373,26 +324,22 @@ fn a_sweep(context: &mut Context, args: &FleetArgs, connected: &Connected, outpu
     if let Some(saved) = &saved {
         sweep::resume(saved.clone(), options.clone(), &[])?;
     }
-    let run = new_run()?;
-    let fleet = RefCell::new(connected.prepare(context, &run, &|_| widest.clone())?);
-    let records: Vec<TargetRecord> = fleet.borrow().remotes().iter().map(as_target).collect();
+    let fleet = OneLoad::new(led.prepare(context, &fleet::new_run()?, &|_| widest.clone())?);
+    let records = fleet.targets();
     let mut record = match saved {
         Some(saved) => sweep::resume(saved, options, &records)?,
         None => sweep::begin(options, records, args.label.clone())?,
     };
     let mut steps = context.steps();
-    let mut measure = |job: &Job, agents: usize, watch: &dyn Watch| -> Result<Run, LabError> {
-        let sum = |look: &FleetLook<'_>| watch.update(&look.sum);
-        Ok(fleet.borrow_mut().measure(agents, &|_| job.clone(), &sum)?)
-    };
+    let mut measure = |job: &Job, agents: usize, watch: &dyn Watch| fleet.measure(job, agents, watch);
     let mut keep = |record: &sweep::SweepRecord| {
         output.save(record)?;
-        fleet.borrow_mut().kept();
+        fleet.kept();
         Ok(())
     };
     let swept = sweep::run(&mut record, "sweep", &mut measure, &mut keep, &mut steps);
     drop(steps);
-    fleet.borrow_mut().finish();
+    fleet.finish();
     let has_figures = record.cells.iter().any(|cell| !cell.measured.rounds.is_empty());
     if swept.is_err() && !has_figures {
         swept?;
@@ -409,15 +356,15 @@ fn a_sweep(context: &mut Context, args: &FleetArgs, connected: &Connected, outpu
 }
 
 /// Compares targets that all agents have, each measured by all agents at the same time.
-fn a_comparison(context: &mut Context, args: &FleetArgs, connected: &Connected, output: &Output) -> Outcome {
-    let job = connected.one_job()?;
+fn a_comparison(context: &mut Context, args: &FleetArgs, led: &Led, output: &Output) -> Outcome {
+    let job = led.one_job()?;
     if job.phases.iter().flat_map(|phase| &phase.loads).any(|load| !load.targets.is_empty()) {
         return Err(Failure::usage("the profile fixes the targets of its loads; a comparison chooses them"));
     }
     let rounds = args.rounds.unwrap_or(COMPARE_ROUNDS) as usize;
     warn_of_few_rounds(context, rounds, args.target.len(), 0, job);
     let (start, mut head) = (Instant::now(), Head::begin(COMPARISON_SCHEMA));
-    let mut fleet = connected.prepare(context, &new_run()?, &|_| job.clone())?;
+    let mut fleet = led.prepare(context, &fleet::new_run()?, &|_| job.clone())?;
     let agents = fleet.remotes().len();
     let sizes = fleet.remotes().iter().flat_map(|remote| remote.targets().iter().map(|target| target.size_bytes));
     let how = LiveOptions { rounds, smallest_bytes: sizes.min().unwrap_or(0) };
@@ -447,22 +394,4 @@ fn a_comparison(context: &mut Context, args: &FleetArgs, connected: &Connected, 
     }
     saved?;
     Ok(exit::OK)
-}
-
-/// An agent as a target of a sweep: with the size of its smallest target.
-fn as_target(remote: &Remote) -> TargetRecord {
-    let targets = remote.targets();
-    let mut record = targets.iter().min_by_key(|target| target.size_bytes).cloned().unwrap_or_else(|| TargetRecord {
-        name: String::new(),
-        kind: String::new(),
-        size_bytes: 0,
-        logical_sector_bytes: 512,
-        cache: diskwright_load::job::Caching::default(),
-        path: None,
-        behind: None,
-        place: None,
-        contents: None,
-    });
-    record.name = remote.name().to_owned();
-    record
 }

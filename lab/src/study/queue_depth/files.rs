@@ -5,7 +5,7 @@
 //! the whole volume, one of half of it and two of a quarter. After pre-test 2, files that no later
 //! stage needs are removed.
 
-use super::{QueueDepthOptions, Settings};
+use super::{QueueDepthOptions, Settings, Stage, bed::Bed, plan};
 use crate::{
     LabError, Result,
     open::OpenHow,
@@ -14,28 +14,55 @@ use crate::{
     scratch::Scratch,
 };
 use diskwright_disk::OpenOptions;
-use diskwright_load::{OpenTarget, job::Bytes, warning::Warning};
+use diskwright_load::{
+    Job, OpenTarget, Run,
+    job::Bytes,
+    machine::Place,
+    record::TargetRecord,
+    run::{self, RunOptions, Watch},
+    warning::Warning,
+};
 use std::{fs, path::PathBuf, time::Duration};
 
 /// Sizes of the files of pre-test 2, as divisors of the volume.
 const PARTS: [u64; 4] = [1, 2, 4, 4];
 
-/// The prepared targets.
-pub(super) struct PreparedTargets {
-    pub targets: Vec<OpenTarget>,
-    /// Warnings of the preparation.
-    pub warnings: Vec<Warning>,
-    /// Bytes under test.
-    pub volume_bytes: u64,
+/// Files or targets of this machine, prepared.
+#[derive(Debug)]
+pub(super) struct LocalBed {
+    targets: Vec<OpenTarget>,
+    warnings: Vec<Warning>,
+    volume_bytes: u64,
     /// Files that the study created, which may be removed.
     own: Vec<PathBuf>,
+    /// Removed after the targets are closed.
+    scratch: Scratch,
 }
 
-impl PreparedTargets {
-    /// Closes all but the first `files` targets, and removes those that the study created.
-    pub fn keep(&mut self, files: usize) {
-        self.targets.truncate(files);
-        for path in self.own.drain(files.min(self.own.len())..) {
+impl Bed for LocalBed {
+    fn records(&self) -> Vec<TargetRecord> {
+        self.targets.iter().map(OpenTarget::record).collect()
+    }
+
+    fn volume_bytes(&self) -> u64 {
+        self.volume_bytes
+    }
+
+    fn warnings(&self) -> Vec<Warning> {
+        self.warnings.clone()
+    }
+
+    fn place(&self) -> Option<Place> {
+        (!self.own.is_empty()).then(|| Place::detect(self.scratch.path()))
+    }
+
+    fn measure(&self, job: &Job, members: usize, watch: &dyn Watch) -> Result<Run> {
+        Ok(run::run(job, &self.targets[..members], &RunOptions::default(), watch)?)
+    }
+
+    fn narrow(&mut self, members: usize) {
+        self.targets.truncate(members);
+        for path in self.own.drain(members.min(self.own.len())..) {
             // A file that remains is removed with the scratch folder.
             let _ = fs::remove_file(path);
         }
@@ -51,13 +78,13 @@ pub(super) fn make(
     settings: &Settings,
     options: &QueueDepthOptions,
     files_known: Option<u32>,
-    scratch: &Scratch,
     progress: &mut dyn Progress,
-) -> Result<PreparedTargets> {
+) -> Result<LocalBed> {
+    let scratch = Scratch::new(options.study.dir.as_deref(), options.study.keep)?;
     let disk = OpenOptions { engine: options.study.engine, ..OpenOptions::default() };
     let open = OpenHow { cache: settings.cache, disk, ..OpenHow::default() };
     // A load that reads and writes, so that targets are filled, checked for data and inspected.
-    let mut job = super::plan::job(super::Stage::Depths, settings, Duration::from_secs(1))?;
+    let mut job = plan::job(Stage::Depths, settings, Duration::from_secs(1))?;
     if !settings.targets.is_empty() {
         job.phases[0].loads[0].working_set = Bytes(settings.size_bytes.unwrap_or(0));
         let how = PrepareOptions {
@@ -74,16 +101,17 @@ pub(super) fn make(
                 why: "one target was given; two or four are needed".into(),
             });
         }
-        return Ok(PreparedTargets { targets: prepared.targets, warnings, volume_bytes, own: Vec::new() });
+        scratch.settle()?;
+        return Ok(LocalBed { targets: prepared.targets, warnings, volume_bytes, own: Vec::new(), scratch });
     }
     let volume_bytes = settings.size_bytes.unwrap_or(super::settings::QUICK_BYTES);
     let count = files_known.map_or(PARTS.len(), |files| files as usize).min(PARTS.len());
     let needed_bytes: u64 = PARTS[..count].iter().map(|part| volume_bytes / part).sum();
     scratch.need("the study", needed_bytes + (64 << 20))?;
-    let mut made = PreparedTargets { targets: Vec::new(), warnings: Vec::new(), volume_bytes, own: Vec::new() };
+    let mut made = LocalBed { targets: Vec::new(), warnings: Vec::new(), volume_bytes, own: Vec::new(), scratch };
     for (index, part) in PARTS.iter().enumerate().take(count) {
         let name = format!("test{}.dat", index + 1);
-        let path = scratch.path().join(&name);
+        let path = made.scratch.path().join(&name);
         let how =
             PrepareOptions { create_bytes: Some(volume_bytes / part), open: open.clone(), ..PrepareOptions::default() };
         let spec = path.to_string_lossy().into_owned();
@@ -102,5 +130,6 @@ pub(super) fn make(
             hint: "name at least one target (`QueueDepthOptions::targets`)".into(),
         });
     }
+    made.scratch.settle()?;
     Ok(made)
 }

@@ -52,9 +52,9 @@ pub struct OperatingPoint {
     /// Requests in flight of the reported cell. For random I/O this is a total near the chosen load
     /// that can be split over threads.
     pub in_flight: u64,
-    /// Files of the reported cell.
+    /// Files of the reported cell, or agents.
     pub files: u32,
-    /// Threads for each file.
+    /// Threads for each file, or on each agent.
     pub threads: u32,
     /// Requests in flight for each thread.
     pub queue_depth: u32,

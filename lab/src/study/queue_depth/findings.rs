@@ -10,10 +10,10 @@
 //! For small random I/O the paper takes the load where latency begins to grow faster than
 //! throughput. The rule *efficient* (largest power) computes that load; the paper reads it off a
 //! graph. For sequential I/O the paper calls latency "arguably less important", and takes the load
-//! where more requests add no throughput: the rule *saturation*. If a rule gives no load, the other
-//! rules are tried in turn. The finding names the rule.
+//! where more requests add no throughput: the rule *saturation*. This rule also gives the number of
+//! agents. If a rule gives no load, the other rules are tried in turn. The finding names the rule.
 
-use super::{Finding, OperatingPoint, Peak, QueueDepthResult, Rule, Stage, StageRecord, paper, plan};
+use super::{Finding, OperatingPoint, Peak, QueueDepthResult, Rule, Settings, Stage, StageRecord, paper, plan};
 use crate::sweep::{AMPLIFICATION, ArrayFigures, ArrayOptions, SweepCell, SweepRecord};
 use diskwright_load::{figures::Figures, record::End};
 use diskwright_stats::{
@@ -39,7 +39,7 @@ pub struct PaperFinding {
     pub array: ArrayFigures,
 }
 
-/// The paper's finding for a stage; `None` for the stage `Files`.
+/// The paper's finding for a stage; `None` for the stages `Files` and `Agents`.
 pub fn papers(stage: Stage) -> Option<PaperFinding> {
     let settled = paper::settled(stage)?;
     let (block_bytes, read_share) = match stage {
@@ -54,7 +54,7 @@ pub fn papers(stage: Stage) -> Option<PaperFinding> {
 
 /// The load of a knee that counts for a stage, and the rule that gave it, or why no rule gives one.
 pub(super) fn chosen(stage: Stage, knee: &Knee) -> Result<(Rule, MarkedPoint), Reason> {
-    let marks = if matches!(stage, Stage::Reads | Stage::Writes) {
+    let marks = if matches!(stage, Stage::Agents | Stage::Reads | Stage::Writes) {
         [(Rule::Saturation, &knee.saturation), (Rule::Efficient, &knee.efficient), (Rule::Paper, &knee.paper)]
     } else {
         [(Rule::Efficient, &knee.efficient), (Rule::Paper, &knee.paper), (Rule::Saturation, &knee.saturation)]
@@ -71,12 +71,14 @@ pub(super) fn knee_of(sweep: &SweepRecord) -> Option<&Knee> {
     sweep.knees.first().map(|row| &row.knee)
 }
 
-/// Total requests in flight for the combinations, from test 1. If test 1 has no result, the depth
-/// of the pre-test.
-pub(super) fn target_depth(depths: &SweepRecord, threads: u32) -> u32 {
+/// Total requests in flight for the combinations, from test 1: a total that all agents can share.
+/// If test 1 has no result, the depth of the pre-test.
+pub(super) fn target_depth(depths: &SweepRecord, settings: &Settings) -> u32 {
+    let clients = settings.clients();
     let known = knee_of(depths).and_then(|knee| chosen(Stage::Depths, knee).ok());
-    let load = known.map_or(f64::from(threads * paper::PRE_TEST_DEPTH), |(_, point)| point.load);
-    plan::divisible(load)
+    let each =
+        known.map_or(f64::from(settings.threads * paper::PRE_TEST_DEPTH), |(_, point)| point.load / f64::from(clients));
+    plan::divisible(each).saturating_mul(clients)
 }
 
 /// Number of files for the later stages. More than one only if one file is significantly slower.
@@ -169,7 +171,7 @@ pub fn load_name(stage: Stage) -> &'static str {
     match stage {
         Stage::Reads => "512K sequential reads",
         Stage::Writes => "512K sequential writes",
-        Stage::Files | Stage::Depths | Stage::Combinations => "random 8K (70 % read)",
+        Stage::Files | Stage::Agents | Stage::Depths | Stage::Combinations => "random 8K (70 % read)",
     }
 }
 
@@ -178,13 +180,16 @@ pub(super) fn verdict(result: &QueueDepthResult) -> String {
     let mut text = match &result.head.end {
         End::Complete => String::new(),
         End::Stopped => "Partial: stopped before all cells were measured. ".into(),
+        End::Failed { first, .. } if result.settings.is_fleet() => format!("Partial: {first}. "),
         End::Failed { first, errors } => format!("Requests failed ({errors}): {first}. "),
     };
     if result.findings.is_empty() {
         text.push_str("No queue depth can be given yet.");
         return text;
     }
-    let parts: Vec<String> = result.findings.iter().map(clause).collect();
+    let mut parts: Vec<String> =
+        result.findings.iter().map(|finding| clause(finding, result.settings.is_fleet())).collect();
+    parts.extend(result.stage(Stage::Agents).and_then(|record| enough_agents(&record.sweep)));
     text.push_str(&parts.join("; "));
     let papers: Vec<String> = result
         .findings
@@ -196,7 +201,22 @@ pub(super) fn verdict(result: &QueueDepthResult) -> String {
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
-fn clause(finding: &Finding) -> String {
+/// How many agents are enough, each with the load of the pre-test; `None` if no rule gives a
+/// number.
+pub fn enough_agents(sweep: &SweepRecord) -> Option<String> {
+    let row = sweep.knees.first()?;
+    let (rule, point) = chosen(Stage::Agents, &row.knee).ok()?;
+    let cell = sweep.cells.get(*row.cells.get(point.cell)?)?;
+    let all = sweep.cells.iter().map(|cell| cell.files).max()?;
+    let are = match rule {
+        Rule::Saturation => "saturate the storage",
+        Rule::Efficient => "are most efficient",
+        Rule::Paper => "are enough by the paper's rule",
+    };
+    Some(format!("{} of {all} agents {are}, with {} x {} on each", cell.files, cell.threads, cell.queue_depth))
+}
+
+fn clause(finding: &Finding, is_fleet: bool) -> String {
     let load = load_name(finding.stage);
     let Some(found) = &finding.found else {
         let why = finding.why.as_ref().map_or_else(|| "not measured".into(), ToString::to_string);
@@ -211,14 +231,20 @@ fn clause(finding: &Finding) -> String {
         let peak = found.peak.map_or_else(String::new, |peak| {
             format!("; the largest is {} MB/s with {}", figure(peak.mb_per_s), peak.in_flight)
         });
+        let split =
+            if is_fleet { format!(", {} on each of {} agents", found.queue_depth, found.files) } else { "".into() };
         return format!(
-            "{load} {needs} {} in flight ({} MB/s{peak}){}",
+            "{load} {needs} {} in flight{split} ({} MB/s{peak}){}",
             found.in_flight,
             figure(found.mb_per_s),
             hedge(found)
         );
     }
-    let files = if found.files > 1 { format!("{} files x ", found.files) } else { String::new() };
+    let files = match (is_fleet, found.files) {
+        (true, agents) => format!("{agents} agents x "),
+        (false, 1) => String::new(),
+        (false, files) => format!("{files} files x "),
+    };
     let as_good = match found.as_good {
         Some(0) | None => String::new(),
         Some(1) => ", one other split is as good".into(),
@@ -276,7 +302,7 @@ pub struct BesidePaper {
 pub fn beside(record: &StageRecord) -> Vec<Option<BesidePaper>> {
     let place = |cell: &SweepCell| -> Option<u64> {
         match record.stage {
-            Stage::Files => None,
+            Stage::Files | Stage::Agents => None,
             // The paper's axis counts outstanding requests for each of eight threads.
             Stage::Depths => {
                 let threads = u64::from(paper::THREADS);

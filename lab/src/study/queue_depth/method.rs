@@ -23,5 +23,6 @@ pub(crate) fn line(result: &QueueDepthResult) -> String {
         (Some(min), Some(max)) => format!(", windows of {} to {}", duration(*min as f64), duration(*max as f64)),
         _ => String::new(),
     };
-    format!("{cache}; {} threads; {} rounds{windows}", settings.threads, settings.rounds)
+    let each = if settings.is_fleet() { " on each agent" } else { "" };
+    format!("{cache}; {} threads{each}; {} rounds{windows}", settings.threads, settings.rounds)
 }

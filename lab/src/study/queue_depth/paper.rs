@@ -135,7 +135,7 @@ const WRITES: [Point; 29] = [
 /// The paper's table for a stage; empty if the paper prints no figures.
 pub fn table(stage: Stage) -> &'static [Point] {
     match stage {
-        Stage::Files => &[],
+        Stage::Files | Stage::Agents => &[],
         Stage::Depths => &DEPTHS,
         Stage::Combinations => &COMBINATIONS,
         Stage::Reads => &READS,
@@ -163,7 +163,7 @@ pub struct PaperPoint {
 /// sequential I/O (Table 5, which says "30" for reads but has the figures of 31).
 pub fn settled(stage: Stage) -> Option<PaperPoint> {
     let (in_flight, threads, place) = match stage {
-        Stage::Files => return None,
+        Stage::Files | Stage::Agents => return None,
         Stage::Depths | Stage::Combinations => (120, 2, (Stage::Combinations, 2)),
         Stage::Reads => (31, 1, (Stage::Reads, 31)),
         Stage::Writes => (15, 1, (Stage::Writes, 15)),

@@ -2,21 +2,28 @@
 
 use super::{findings::papers, *};
 use crate::{
+    fleet::Agents,
     progress::{Silent, Step},
     report::example,
     study::StudyOptions,
     sweep::ArrayOptions,
     sweep::tests::{simulated_by, target},
 };
+use diskwright_fleet::{
+    FleetError,
+    controller::{FleetOptions, OnLoss, Wanted, Way},
+    identity::Identity,
+};
 use diskwright_load::{
-    Job,
+    Job, Run,
     job::{Caching, Span},
 };
 use diskwright_stats::knee::Reason;
+use std::cell::Cell;
 
 /// Serves 40 random requests at once, 12 sequential reads or 6 sequential writes; each takes 100
 /// us.
-fn device(job: &Job, files: usize) -> diskwright_load::Run {
+fn device(job: &Job, files: usize) -> Run {
     let load = &job.phases[0].loads[0];
     let servers = match (load.random_percent, load.read_percent) {
         (0.0, 100.0) => 12,
@@ -26,9 +33,18 @@ fn device(job: &Job, files: usize) -> diskwright_load::Run {
     simulated_by(servers, job, files)
 }
 
-fn measured(stage: Stage, settings: &Settings, test_bed: TestBed) -> StageRecord {
-    let names: Vec<String> = (1..=4).map(|number| format!("test{number}.dat")).collect();
-    let options = plan::sweep(stage, settings, test_bed, Duration::from_secs(3), &names).unwrap();
+/// Serves 240 random requests at once, as [`device`] otherwise.
+fn fast_device(job: &Job, agents: usize) -> Run {
+    if job.phases[0].loads[0].random_percent > 0.0 { simulated_by(240, job, agents) } else { device(job, agents) }
+}
+
+fn measured(stage: Stage, settings: &Settings, input: StageInput) -> StageRecord {
+    let device: fn(&Job, usize) -> Run = if settings.is_fleet() { fast_device } else { device };
+    let names: Vec<String> = match settings.is_fleet() {
+        true => settings.agents.iter().map(|agent| agent.name.clone()).collect(),
+        false => (1..=4).map(|number| format!("test{number}.dat")).collect(),
+    };
+    let options = plan::sweep(stage, settings, input, Duration::from_secs(3), &names).unwrap();
     let targets = options.targets.iter().map(|name| target(name)).collect();
     let mut sweep = sweep::begin(options, targets, Vec::new()).unwrap();
     let mut measure = |job: &Job, files: usize, _: &dyn Watch| Ok(device(job, files));
@@ -45,22 +61,38 @@ fn concluded(mut sweep: SweepRecord) -> SweepRecord {
 
 /// A complete study of that device.
 pub(crate) fn result() -> QueueDepthResult {
-    let example = example::run();
-    let settings = Settings {
+    result_with(settings(Vec::new()))
+}
+
+fn settings(agents: Vec<StudiedAgent>) -> Settings {
+    Settings {
         threads: 8,
         rounds: 3,
         array: Some(ArrayOptions { copies: 2, devices: 8 }),
         cell: Some(Span::from_secs(3)),
+        agents,
         ..Settings::example()
-    };
-    let mut test_bed = TestBed { files: 4, volume_bytes: 64 << 30, depth: 0 };
-    let files = measured(Stage::Files, &settings, test_bed);
-    test_bed.files = findings::files(&files.sweep);
-    let depths = measured(Stage::Depths, &settings, test_bed);
-    test_bed.depth = findings::target_depth(&depths.sweep, settings.threads);
-    let mut stages = vec![files, depths];
+    }
+}
+
+/// A complete study of a faster device by four agents.
+pub(crate) fn result_of_agents() -> QueueDepthResult {
+    let agent = |number| StudiedAgent { name: format!("vm{number}"), fingerprint: Some("ab".repeat(32)) };
+    result_with(settings((1..=4).map(agent).collect()))
+}
+
+fn result_with(settings: Settings) -> QueueDepthResult {
+    let example = example::run();
+    let mut input = StageInput { members: 4, volume_bytes: 64 << 30, depth: 0 };
+    let first = measured(settings.stages()[0], &settings, input);
+    if first.stage == Stage::Files {
+        input.members = findings::files(&first.sweep);
+    }
+    let depths = measured(Stage::Depths, &settings, input);
+    input.depth = findings::target_depth(&depths.sweep, &settings);
+    let mut stages = vec![first, depths];
     for stage in [Stage::Combinations, Stage::Reads, Stage::Writes] {
-        stages.push(measured(stage, &settings, test_bed));
+        stages.push(measured(stage, &settings, input));
     }
     let head = Head {
         started_utc: "20261121T120000Z".into(),
@@ -72,7 +104,7 @@ pub(crate) fn result() -> QueueDepthResult {
     };
     let mut result = QueueDepthResult {
         targets: vec![target("test1.dat")],
-        pre_test: Some(simulated_by(40, &plan::pre_test(&settings, 64 << 30).unwrap(), 1)),
+        pre_test: Some(simulated_by(40, &plan::pre_test(&settings, 64 << 30).unwrap(), settings.clients() as usize)),
         findings: findings::findings(&stages, settings.array),
         stages,
         ..QueueDepthResult::begin(settings, head)
@@ -251,4 +283,157 @@ fn a_stopped_study_is_resumed() {
     assert_eq!(rounds(&whole.result), rounds(&kept));
     assert_eq!(whole.result.stages.len(), 5);
     assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1, "only the result is left");
+}
+
+fn of_agents(names: &[&str]) -> Agents {
+    let wanted =
+        |name: &&str| Wanted { name: (*name).into(), group: "agents".into(), way: Way::Await, targets: Vec::new() };
+    let options = FleetOptions {
+        identity: Identity::temporary().unwrap(),
+        lost_after: Duration::from_secs(1),
+        on_loss: OnLoss::Stop,
+        keep_going: false,
+        labels: Vec::new(),
+    };
+    Agents { wanted: names.iter().map(wanted).collect(), options, entrance: None, fill: false }
+}
+
+#[test]
+fn agents_have_threads_and_depths_of_their_own_and_totals_are_those_of_all() {
+    let result = result_of_agents();
+    let cells = |stage: Stage| &result.stage(stage).unwrap().sweep.cells;
+    let split = |cell: &sweep::SweepCell| (cell.files, cell.threads, cell.queue_depth, cell.measured.in_flight);
+    let of_agents: Vec<_> = cells(Stage::Agents).iter().map(split).collect();
+    assert_eq!(of_agents, [(1, 8, 12, 96), (2, 8, 12, 192), (3, 8, 12, 288), (4, 8, 12, 384)]);
+    assert_eq!(split(&cells(Stage::Depths)[2]), (4, 8, 3, 96));
+    assert_eq!(split(&cells(Stage::Reads)[2]), (4, 1, 3, 12));
+    assert!(cells(Stage::Combinations).iter().all(|cell| cell.files == 4 && cell.measured.in_flight == 240));
+    // Each agent has all of the data.
+    let job = &result.stage(Stage::Depths).unwrap().sweep.options.job;
+    assert_eq!(job.phases[0].loads[0].working_set.0, 64 << 30);
+    let found: Vec<&OperatingPoint> = result.findings.iter().map(|finding| finding.found.as_ref().unwrap()).collect();
+    let [random, reads, _] = found[..] else { panic!("{:?}", result.findings) };
+    assert_eq!((random.in_flight, random.files, random.threads * random.queue_depth), (240, 4, 60));
+    assert_eq!((reads.in_flight, reads.files, reads.queue_depth), (12, 4, 3));
+    // 70 % reads on a two-way mirror of eight, below all agents: 240 x 1.3 / 8.
+    assert!((random.array.depth_per_device - 39.0).abs() < 0.2, "{random:?}");
+    let verdict = &result.head.verdict;
+    for part in [
+        "with 240 in flight, as 4 agents x ",
+        "from 12 in flight, 3 on each of 4 agents (",
+        "3 of 4 agents are most efficient, with 8 x 12 on each;",
+    ] {
+        assert!(verdict.contains(part), "{part}: {verdict}");
+    }
+}
+
+#[test]
+fn options_that_agents_cannot_have_are_refused() {
+    let options = QueueDepthOptions { agents: Some(of_agents(&["vm1", "vm2"])), ..QueueDepthOptions::default() };
+    assert_eq!(Settings::new(&options).unwrap().size_bytes, None, "all of the smallest target");
+    let refused = |options: QueueDepthOptions| Settings::new(&options).unwrap_err().to_string();
+    let two = QueueDepthOptions { targets: vec!["a".into(), "b".into()], ..options.clone() };
+    assert!(refused(two).contains("one on each agent"));
+    let odd = QueueDepthOptions { target_depth: Some(7), ..options };
+    assert!(refused(odd).contains("cannot be shared by 2 agents"));
+}
+
+/// Agents that are simulated. They are lost after some windows.
+struct Simulated {
+    windows_left: Cell<u64>,
+    kept: Cell<u64>,
+}
+
+impl Simulated {
+    fn new(windows: u64) -> Self {
+        Self { windows_left: Cell::new(windows), kept: Cell::new(0) }
+    }
+}
+
+impl Bed for Simulated {
+    fn records(&self) -> Vec<TargetRecord> {
+        vec![target("vm1"), target("vm2")]
+    }
+
+    fn volume_bytes(&self) -> u64 {
+        1 << 30
+    }
+
+    fn warnings(&self) -> Vec<Warning> {
+        Vec::new()
+    }
+
+    fn measure(&self, job: &Job, members: usize, _: &dyn Watch) -> Result<Run> {
+        let Some(left) = self.windows_left.get().checked_sub(1) else {
+            return Err(LabError::Fleet(FleetError::Refused { name: "vm2".into(), why: "it is gone".into() }));
+        };
+        self.windows_left.set(left);
+        Ok(fast_device(job, members))
+    }
+
+    fn kept(&self) {
+        self.kept.set(self.kept.get() + 1);
+    }
+}
+
+#[test]
+fn a_study_that_loses_an_agent_keeps_what_it_has_and_is_resumed_by_the_same_agents() {
+    let home = tempfile::tempdir().unwrap();
+    let output = home.path().join("result.json");
+    let options = QueueDepthOptions {
+        targets: Vec::new(),
+        agents: Some(of_agents(&["vm1", "vm2"])),
+        size_bytes: None,
+        ..small(home.path(), &output)
+    };
+    let settings = || Settings::new(&options).unwrap();
+    let begun = || options.study.begin("queue-depth", SCHEMA).unwrap();
+    let study = |bed: &mut Simulated, result: QueueDepthResult| run_on(bed, result, &begun(), &mut Silent);
+    let begin = || QueueDepthResult::begin(settings(), begun().head);
+    // Lost before the first measurement: nothing is saved.
+    let error = study(&mut Simulated::new(0), begin()).unwrap_err().to_string();
+    assert!(error.contains("vm2: it is gone") && !output.exists(), "{error}");
+    // The pre-test, two windows of the stage `agents` and six of the depths.
+    let mut bed = Simulated::new(9);
+    let lost = study(&mut bed, begin()).unwrap();
+    assert!(lost.result.head.verdict.starts_with("Partial: vm2: it is gone. "), "{}", lost.result.head.verdict);
+    assert!(matches!(lost.result.head.end, End::Failed { .. }) && !lost.stopped && lost.saved.is_ok());
+    assert!(bed.kept.get() >= 3, "after the pre-test, after the first stage, and at the end");
+    let rounds = |result: &QueueDepthResult| -> Vec<usize> {
+        let sweep = &result.stage(Stage::Depths).unwrap().sweep;
+        sweep.cells.iter().map(|cell| cell.measured.rounds.len()).collect()
+    };
+    assert_eq!(rounds(&lost.result).iter().sum::<usize>(), 6);
+    // Other agents do not resume it.
+    let other = Settings::new(&QueueDepthOptions { agents: Some(of_agents(&["vm1", "vm3"])), ..options.clone() });
+    let error = resume(&output, other.unwrap()).unwrap_err().to_string();
+    assert!(error.contains("was measured by vm1 and vm2, and this one would be by vm1 and vm3"), "{error}");
+    // The same agents measure what is missing, and nothing twice.
+    let mut bed = Simulated::new(1000);
+    let whole = study(&mut bed, resume(&output, settings()).unwrap()).unwrap();
+    assert_eq!(whole.result.head.end, End::Complete);
+    let all: u64 = whole.result.stages.iter().map(|record| record.sweep.cells.len() as u64).sum();
+    assert_eq!(1000 - bed.windows_left.get(), all - 8);
+    assert!(rounds(&whole.result).iter().all(|rounds| *rounds == 1));
+}
+
+#[test]
+fn a_pre_test_that_failed_is_measured_again() {
+    let home = tempfile::tempdir().unwrap();
+    let output = home.path().join("result.json");
+    let mut saved = result();
+    saved.pre_test.as_mut().unwrap().head.end = End::Failed { first: "vm1 was lost".into(), errors: 1 };
+    std::fs::write(&output, serde_json::to_vec(&saved).unwrap()).unwrap();
+    assert!(resume(&output, saved.settings).unwrap().pre_test.is_none());
+}
+
+#[test]
+fn warnings_of_different_agents_are_all_kept() {
+    let of = |agent: &str, warning| Warning::OfAgents { agents: vec![agent.into()], warning: Box::new(warning) };
+    let (polls, load) = (Warning::Polls { load: "all".into() }, Warning::OtherLoad { cpus: 0.5 });
+    assert!(!is_same(&of("vm1", load.clone()), &of("vm2", load.clone())));
+    assert!(!is_same(&of("vm1", load.clone()), &of("vm1", polls)));
+    assert!(is_same(&of("vm1", load), &of("vm1", Warning::OtherLoad { cpus: 0.7 })));
+    let slow = |agent: &str| Warning::Straggler { agent: agent.into(), share: 0.5 };
+    assert!(!is_same(&slow("vm1"), &slow("vm2")));
 }

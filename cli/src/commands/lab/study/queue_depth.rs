@@ -3,7 +3,7 @@
 use crate::{
     commands::{
         experiment::{self, ExperimentArgs},
-        lab::{targets::TargetArgs, words},
+        lab::{agents::AgentsArgs, targets::TargetArgs, words},
     },
     context::Context,
     exit::{self, Outcome},
@@ -25,6 +25,11 @@ use diskwright_store::CacheMode;
 /// Arguments of `lab study queue-depth`.
 #[derive(Debug, Args)]
 #[command(
+    mut_arg("agent", |arg| arg
+        .help("Measure on this agent, by the address that it prints (may be repeated). A name may stand before it.")
+        .conflicts_with_all(["dir", "keep", "create_size", "destroy_data"])),
+    mut_arg("lost_after", |arg| arg.requires("agent")),
+    mut_arg("identity", |arg| arg.requires("agent")),
     mut_arg("quick", |arg| arg.help("End within two minutes: less data, fewer depths, short cells.")),
     mut_arg("output", |arg| arg.help(
         "File for the result. If it is an unfinished study, the study is resumed. [default: diskwright-queue-depth-TIME.json in the current folder]"
@@ -42,8 +47,15 @@ of an array (--copies, --devices), and the paper's figures. Direct I/O with dura
 like the paper's -h. The full study takes a day. It saves its result regularly, and the same command \
 with the same --output resumes it.
 
-EXIT CODES  0 done; 1 a request failed or the study could not be made; 130 stopped (the figures so far \
-are saved)
+With --agent it measures on several virtual machines at the same time, one target on each. Start \
+`lab agent` on them. Their own command lines say what may be created and overwritten; --target is the \
+name that they gave the target, and is not needed if each allows only one. --threads and --size are \
+those of each agent, --target-depth is the total of all. Pre-test 2 then shows how many agents are \
+enough. An array (--copies, --devices) is the one below all agents. The same command resumes the study \
+with the same agents.
+
+EXIT CODES  0 done; 1 a request failed, an agent was lost, or the study could not be made; 130 \
+stopped (the figures so far are saved)
 
 EXAMPLES
   diskwright lab study queue-depth --quick
@@ -51,12 +63,15 @@ EXAMPLES
       --output array.json
   diskwright lab study queue-depth --target /dev/vdb --destroy-data --fill \\
       --max-p99 2ms
-  diskwright lab study queue-depth --quick --cell 2 --size 8G"
+  diskwright lab study queue-depth --quick --cell 2 --size 8G
+  diskwright lab study queue-depth --agent vm1=10.0.0.1:7407#3f2a.../91bc... \\
+      --agent vm2=10.0.0.2:7407#77e0.../5d21... --target data --output vms.json"
 )]
 pub struct QueueDepthArgs {
     #[command(flatten)]
     experiment: ExperimentArgs,
-    /// Bytes under test. [default: 64G as in the paper; 2G with --quick; all of a --target]
+    /// Bytes under test. [default: 64G as in the paper; 2G with --quick; all of a --target or of
+    /// the target of an agent]
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse)]
     size: Option<u64>,
     /// Threads for random I/O. [default: 8 as in the paper]
@@ -78,11 +93,14 @@ pub struct QueueDepthArgs {
     /// Do not make writes durable when they complete.
     #[arg(long)]
     write_back: bool,
-    /// Target to measure instead of new files (may be repeated: pre-test 2 needs 2 or 4).
+    /// Target to measure instead of new files (may be repeated: pre-test 2 needs 2 or 4). With
+    /// --agent: name of the target of the agents.
     #[arg(long, value_name = "TARGET")]
     target: Vec<String>,
     #[command(flatten)]
     prepare: TargetArgs,
+    #[command(flatten)]
+    agents: AgentsArgs,
 }
 
 pub fn run(context: &mut Context, args: &QueueDepthArgs) -> Outcome {
@@ -102,6 +120,7 @@ pub fn run(context: &mut Context, args: &QueueDepthArgs) -> Outcome {
         max_p99: args.max_p99,
         cache: Some(cache),
         targets: args.target.clone(),
+        agents: args.agents.of_study(&args.target, args.prepare.fill)?,
         prepare: PrepareOptions {
             create_bytes: args.prepare.create_size.map(|size| size.0),
             fill: args.prepare.fill,
