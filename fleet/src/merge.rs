@@ -451,14 +451,26 @@ fn warnings(run: &Run) -> Vec<Warning> {
             _ => true,
         });
         for warning in own {
-            // Of the load of machines one figure is shown.
-            let is_alike = |other: &Warning| match warning {
-                Warning::OtherLoad { .. } | Warning::StolenTime { .. } => discriminant(other) == discriminant(warning),
+            // Of the load of machines one figure is shown, and of a depth the lowest that was
+            // reached.
+            let is_alike = |other: &Warning| match (warning, other) {
+                (Warning::OtherLoad { .. } | Warning::StolenTime { .. }, _) => {
+                    discriminant(other) == discriminant(warning)
+                }
+                (Warning::DepthNotReached { load, .. }, Warning::DepthNotReached { load: same, .. }) => load == same,
                 _ => other == warning,
             };
             match of_agents.iter_mut().find(|(_, other)| is_alike(other)) {
-                Some((names, _)) if names.last() != Some(&agent.name) => names.push(agent.name.clone()),
-                Some(_) => {}
+                Some((names, known)) => {
+                    if names.last() != Some(&agent.name) {
+                        names.push(agent.name.clone());
+                    }
+                    if let (Warning::DepthNotReached { reached, .. }, Warning::DepthNotReached { reached: more, .. }) =
+                        (known, warning)
+                    {
+                        *reached = reached.min(*more);
+                    }
+                }
                 None => of_agents.push((vec![agent.name.clone()], warning.clone())),
             }
         }

@@ -1,11 +1,17 @@
 //! What a fleet measures.
 
 use super::{agent, fleet, go_on, job, measure, options};
-use crate::{controller::FleetLook, identity::Identity};
+use crate::{
+    controller::FleetLook,
+    identity::Identity,
+    merge::{self, Facts, Parts},
+};
 use diskwright_load::{
     Job,
     job::{Load, Rate, Span},
-    record::{End, LatencyRecord},
+    machine::{Machine, Versions},
+    record::{End, Head, LatencyRecord, RUN_SCHEMA},
+    warning::Warning,
 };
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -117,4 +123,41 @@ fn the_window_opens_on_all_when_their_sum_is_steady() {
     assert!(phase.steady.as_ref().unwrap().reached_ns.is_some(), "{:?}", phase.steady);
     assert!(times.skew_ns <= 2 * times.error_ns + 1000, "{times:?}");
     assert!((phase.iops() - 4000.0).abs() < 1000.0, "{}", phase.iops());
+}
+
+#[test]
+fn a_depth_that_several_agents_have_not_reached_is_told_once_with_the_lowest() {
+    let depth = |load: &str, reached| Warning::DepthNotReached { load: load.into(), reached, asked: 8.0 };
+    let facts = |name: &str, warnings| Facts {
+        name: name.into(),
+        group: "all".into(),
+        fingerprint: String::new(),
+        machine: Machine::default(),
+        boot_id: name.into(),
+        versions: Versions::default(),
+        targets: Vec::new(),
+        warnings,
+        clock: None,
+    };
+    let run = merge::merged(Parts {
+        run: "r",
+        agents: vec![
+            facts("a", vec![depth("x", 4.0)]),
+            facts("b", vec![depth("x", 3.0), depth("y", 2.0)]),
+            facts("c", vec![depth("x", 5.0)]),
+        ],
+        jobs: vec![job(0, 100); 3],
+        phases: Vec::new(),
+        lost: Vec::new(),
+        is_stopped: false,
+        head: Head::begin(RUN_SCHEMA),
+        labels: &[],
+    });
+    let of = |agents: &[&str], warning| Warning::OfAgents {
+        agents: agents.iter().map(|agent| (*agent).to_owned()).collect(),
+        warning: Box::new(warning),
+    };
+    let told: Vec<&Warning> =
+        run.head.warnings.iter().filter(|warning| matches!(warning, Warning::OfAgents { .. })).collect();
+    assert_eq!(told, [&of(&["a", "b", "c"], depth("x", 3.0)), &of(&["b"], depth("y", 2.0))]);
 }

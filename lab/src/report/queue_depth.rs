@@ -19,6 +19,9 @@ use diskwright_stats::numbers::{bytes, duration as time, figure as rate, grouped
 use maud::Markup;
 use std::fmt::Display;
 
+/// A knee needs this many loads. With fewer agents a table of marked loads would only say so.
+const AGENTS_FOR_KNEE: usize = 4;
+
 impl ToChapter for QueueDepthResult {
     fn chapter(&self, id: &str, name: &str) -> Chapter {
         chapter(self, id, name)
@@ -46,7 +49,9 @@ fn chapter(result: &QueueDepthResult, id: &str, name: &str) -> Chapter {
         let id = format!("{id}-{}", result.stages.iter().position(|other| other.stage == record.stage).unwrap_or(0));
         blocks.push(Block::Plots(plots(record, &id)));
         if !record.sweep.knees.is_empty() {
-            blocks.push(Block::Table(sweep::marked_points(&record.sweep)));
+            if record.stage != Stage::Agents || record.sweep.cells.len() >= AGENTS_FOR_KNEE {
+                blocks.push(Block::Table(sweep::marked_points(&record.sweep)));
+            }
             blocks.extend(of_agents(record).map(Block::Text));
         } else if record.sweep.best.is_some() {
             blocks.push(Block::Text(record.sweep.head.verdict.clone()));
@@ -101,7 +106,12 @@ fn of_agents(record: &StageRecord) -> Option<String> {
     let iops = |cell: &crate::sweep::SweepCell| cell.measured.median(|round| round.iops);
     let (one, all) = (record.sweep.cells.first()?, record.sweep.cells.last()?);
     let growth = iops(all)? / iops(one).filter(|iops| *iops > 0.0)?;
-    let enough = findings::enough_agents(&record.sweep).map_or_else(String::new, |enough| format!(" {enough}."));
+    let few = "With four agents or more, the study finds how many are enough.";
+    let enough = match findings::enough_agents(&record.sweep) {
+        Some(enough) => format!(" {enough}."),
+        None if record.sweep.cells.len() < AGENTS_FOR_KNEE => format!(" {few}"),
+        None => String::new(),
+    };
     Some(format!("{} agents make {} times the IOPS of one.{enough}", all.files, ratio(growth)))
 }
 

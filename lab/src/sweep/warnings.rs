@@ -37,7 +37,13 @@ pub(crate) fn of_cell(warnings: &mut Vec<Warning>, cell: &str, warning: Warning)
         }
         if discriminant(&**same) == discriminant(&warning) {
             let is_here = cells.iter().chain(alike.iter()).any(|known| known == cell);
-            if is_here && (of_kind + 1 >= OF_A_KIND_MAX || words(same) == words(&warning)) {
+            if is_here && words(same) == words(&warning) {
+                if cells.len() == 1 {
+                    add_agents(same, &warning);
+                }
+                return;
+            }
+            if is_here && of_kind + 1 >= OF_A_KIND_MAX {
                 return;
             }
             (of_kind, last) = (of_kind + 1, Some(index));
@@ -106,7 +112,15 @@ fn add(cells: &mut Vec<String>, cell: &str) {
     }
 }
 
-/// A warning without its numbers: these differ from round to round.
+/// Adds the agents that have a warning to those that have had it in an earlier round.
+fn add_agents(known: &mut Warning, more: &Warning) {
+    if let (Warning::OfAgents { agents, .. }, Warning::OfAgents { agents: others, .. }) = (known, more) {
+        others.iter().for_each(|agent| add(agents, agent));
+    }
+}
+
+/// A warning without its numbers and without the agents that have it: these differ from round to
+/// round.
 fn words(warning: &Warning) -> Option<Value> {
     let mut value = serde_json::to_value(warning).ok()?;
     strip_numbers(&mut value);
@@ -115,7 +129,7 @@ fn words(warning: &Warning) -> Option<Value> {
 
 fn strip_numbers(value: &mut Value) {
     if let Value::Object(fields) = value {
-        fields.retain(|_, field| !field.is_number());
+        fields.retain(|name, field| !field.is_number() && name != "agents");
         fields.values_mut().for_each(strip_numbers);
     }
 }
@@ -163,10 +177,12 @@ mod tests {
             of_cell(&mut warnings, "queue-depth 8", of("vm1", Warning::OtherLoad { cpus: 0.5 - noise }));
             of_cell(&mut warnings, "queue-depth 8", of("vm2", Warning::OtherLoad { cpus: 0.4 + noise }));
             of_cell(&mut warnings, "queue-depth 8", of("vm1", depth(3.0 + noise, 8.0)));
+            of_cell(&mut warnings, "queue-depth 8", of("vm2", depth(4.0 + noise, 8.0)));
         }
         let agents = vec!["vm1".to_owned(), "vm2".to_owned()];
-        let load = Warning::OfAgents { agents, warning: Box::new(Warning::OtherLoad { cpus: 0.5 }) };
-        assert_eq!((warnings.len(), &warnings[0]), (2, &load), "{warnings:#?}");
+        let both = |warning| Warning::OfAgents { agents: agents.clone(), warning: Box::new(warning) };
+        settle(&mut warnings, 1);
+        assert_eq!(warnings, [both(Warning::OtherLoad { cpus: 0.5 }), both(depth(3.0, 8.0))]);
     }
 
     #[test]
