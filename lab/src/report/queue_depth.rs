@@ -438,7 +438,7 @@ mod tests {
             "4 agents make 2.52 times the IOPS of one. 3 of 4 agents are most efficient, with 8 x 12 on each.",
             "sequential reads, one thread on each agent",
             "8 threads on each agent",
-            "agents x threads x depth",
+            "agents × threads × depth",
             "Each agent",
         ] {
             assert!(words.contains(part), "{part}: {text}");

@@ -102,6 +102,7 @@ pub fn resume(mut saved: SweepRecord, options: SweepOptions, targets: &[TargetRe
             Warning::NotAlike { what: "machine".into(), first: machine(&saved.head.machine), second: machine(&here) },
         );
     }
+    warnings::forget_losses(&mut saved.head.warnings);
     saved.options = options;
     Ok(saved)
 }

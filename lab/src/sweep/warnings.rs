@@ -32,7 +32,7 @@ pub(crate) fn of_cell(warnings: &mut Vec<Warning>, cell: &str, warning: Warning)
             }
             continue;
         };
-        if **same == warning {
+        if **same == warning || is_same_straggler(same, &warning) {
             return add(cells, cell);
         }
         if discriminant(&**same) == discriminant(&warning) {
@@ -112,6 +112,26 @@ fn add(cells: &mut Vec<String>, cell: &str) {
     }
 }
 
+/// Whether both are about the same slow agent. The first one gets the lower share: one warning for
+/// each agent says enough.
+fn is_same_straggler(known: &mut Warning, more: &Warning) -> bool {
+    match (known, more) {
+        (Warning::Straggler { agent, share }, Warning::Straggler { agent: same, share: more }) if agent == same => {
+            *share = share.min(*more);
+            true
+        }
+        _ => false,
+    }
+}
+
+/// Forgets the agents that were lost in windows which are measured again.
+pub(crate) fn forget_losses(warnings: &mut Vec<Warning>) {
+    warnings.retain(|known| match known {
+        Warning::InCells { warning, .. } => !matches!(**warning, Warning::AgentLost { .. }),
+        known => !matches!(known, Warning::AgentLost { .. }),
+    });
+}
+
 /// Adds the agents that have a warning to those that have had it in an earlier round.
 fn add_agents(known: &mut Warning, more: &Warning) {
     if let (Warning::OfAgents { agents, .. }, Warning::OfAgents { agents: others, .. }) = (known, more) {
@@ -183,6 +203,24 @@ mod tests {
         let both = |warning| Warning::OfAgents { agents: agents.clone(), warning: Box::new(warning) };
         settle(&mut warnings, 1);
         assert_eq!(warnings, [both(Warning::OtherLoad { cpus: 0.5 }), both(depth(3.0, 8.0))]);
+    }
+
+    #[test]
+    fn a_slow_agent_is_told_once_and_a_lost_one_until_it_is_back() {
+        let slow = |agent: &str, share| Warning::Straggler { agent: agent.into(), share };
+        let mut warnings = Vec::new();
+        for (cell, agent, share) in [("8", "vm1", 0.7), ("16", "vm1", 0.5), ("16", "vm2", 0.6), ("24", "vm1", 0.6)] {
+            of_cell(&mut warnings, cell, slow(agent, share));
+        }
+        let lost = Warning::AgentLost { agent: "vm1".into(), phase: "x".into(), since_ns: 0, why: "gone".into() };
+        of_cell(&mut warnings, "24", lost);
+        forget_losses(&mut warnings);
+        let in_cells = |cells: &[&str], warning| Warning::InCells {
+            cells: cells.iter().map(|cell| (*cell).to_owned()).collect(),
+            warning: Box::new(warning),
+            alike: Vec::new(),
+        };
+        assert_eq!(warnings, [in_cells(&["8", "16", "24"], slow("vm1", 0.5)), in_cells(&["16"], slow("vm2", 0.6))]);
     }
 
     #[test]

@@ -190,15 +190,15 @@ pub(super) fn verdict(result: &QueueDepthResult) -> String {
     let mut parts: Vec<String> =
         result.findings.iter().map(|finding| clause(finding, result.settings.is_fleet())).collect();
     parts.extend(result.stage(Stage::Agents).and_then(|record| enough_agents(&record.sweep)));
-    text.push_str(&parts.join("; "));
     let papers: Vec<String> = result
         .findings
         .iter()
         .filter_map(|finding| Some(papers(finding.stage)?.settled.in_flight.to_string()))
         .collect();
-    text.push_str(&format!("; the paper's eight SSDs needed {}.", and(&papers)));
-    let mut letters = text.chars();
-    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
+    let found = format!("{}; the paper's eight SSDs needed {}.", parts.join("; "), and(&papers));
+    let mut letters = found.chars();
+    text.extend(letters.next().into_iter().flat_map(char::to_uppercase).chain(letters));
+    text
 }
 
 /// How many agents are enough, each with the load of the pre-test; `None` if no rule gives a
