@@ -23,8 +23,12 @@ use diskwright_lab::{
     guest::GuestChoice,
     prepare::PrepareOptions,
     study::{
-        StudyOptions, access_paths::AccessPathsOptions, containers::ContainersOptions, queue_depth::QueueDepthOptions,
-        raw_and_file::RawAndFileOptions, tiers::TiersOptions,
+        StudyOptions,
+        access_paths::{AccessPathsOptions, AgentsChoice},
+        containers::ContainersOptions,
+        queue_depth::QueueDepthOptions,
+        raw_and_file::RawAndFileOptions,
+        tiers::TiersOptions,
     },
     sweep::SweepOptions,
 };
@@ -109,7 +113,9 @@ switches! {
     StudyOptions::keep => "--keep";
     StudyOptions::output => "--output";
     ContainersOptions::size_bytes => "--size";
+    AccessPathsOptions::agents => "--agent";
     AccessPathsOptions::guest => "--no-guest";
+    AgentsChoice::server => "--agent-server";
     GuestChoice::kernel => "--kernel";
     QueueDepthOptions::array => "--copies and --devices";
     QueueDepthOptions::target_depth => "--target-depth";

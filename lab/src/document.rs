@@ -166,7 +166,7 @@ impl Kind for QueueDepthResult {
     }
 
     fn check(&self) -> Result<(), String> {
-        self.pre_test.as_ref().map_or(Ok(()), |run| record::check_run(run))
+        self.pre_test.as_ref().map_or(Ok(()), record::check_run)
     }
 }
 

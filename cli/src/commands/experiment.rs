@@ -65,7 +65,8 @@ impl ExperimentArgs {
     }
 }
 
-/// Prints the result of a study, also if the study was stopped or the result cannot be saved.
+/// Prints the result of a study, also if the study failed or was stopped, or the result cannot be
+/// saved.
 pub fn conclude<T: Serialize + JsonSchema + ToChapter + Cells>(
     context: &mut Context,
     report: diskwright_lab::Result<StudyReport<T>>,
@@ -84,6 +85,11 @@ pub fn conclude<T: Serialize + JsonSchema + ToChapter + Cells>(
         }
     }
     report.saved?;
+    match report.failed {
+        Some(_) if context.signals.came() => return Err(Failure::Stopped),
+        Some(error) => return Err(error.into()),
+        None => {}
+    }
     if report.stopped { Err(Failure::Stopped) } else { Ok(exit::OK) }
 }
 

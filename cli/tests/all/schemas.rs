@@ -71,7 +71,7 @@ const ELSEWHERE: &[&str] = &[
     "push-1",
     "pushed-1",
     "serve-1",
-    "study.access-paths-3",
+    "study.access-paths-4",
     "study.containers-3",
     "study.native-and-guest-1",
     "study.queue-depth-3",

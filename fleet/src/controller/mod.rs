@@ -36,6 +36,7 @@ use crate::{
     error::{FleetError, Result},
     merge,
     message::Task,
+    trust::Token,
 };
 use diskwright_load::{
     Job,
@@ -65,6 +66,14 @@ fn cell_of(jobs: &[Job]) -> u64 {
     let text: String = jobs.iter().map(Job::to_toml).collect();
     let digest = digest(&SHA256, text.as_bytes());
     digest.as_ref().iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+/// An identifier for a new run: unlike that of any other.
+///
+/// # Errors
+/// [`FleetError::Tls`]: the system has no random numbers.
+pub fn new_run() -> Result<String> {
+    Ok(Token::random()?.reveal().to_owned())
 }
 
 impl Fleet {

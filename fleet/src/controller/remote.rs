@@ -8,11 +8,11 @@ use super::{
     options::{AGENTS_MAX, FleetOptions, Wanted, Way},
 };
 use crate::{
-    address::Place,
+    address::{Address, Place},
     agent,
     clock::{self, AgentClock, EXCHANGES, Offset, Stamps},
     error::{FleetError, Result},
-    identity::Fingerprint,
+    identity::{Fingerprint, Identity},
     link::Link,
     merge::Facts,
     message::{Answer, Arm, Ask, At, Measured, SCHEMA, Stage, State, Task, Welcome},
@@ -48,7 +48,7 @@ pub struct Remote {
     instance: String,
     /// Tells this controller from others with the same identity.
     own_instance: String,
-    identity: crate::identity::Identity,
+    identity: Identity,
     lost_after: Duration,
     entrance: Option<Arc<Entrance>>,
     welcome: Welcome,
@@ -68,6 +68,16 @@ fn is_ready(stage: &Stage) -> bool {
 struct Greeted {
     link: Link,
     welcome: Welcome,
+}
+
+/// Dials an agent. An error has its name, too.
+fn dial(identity: &Identity, agent: &str, address: &Address) -> Result<Link> {
+    let named = |at: String| if at == agent { at } else { format!("{agent} ({at})") };
+    Link::dial(identity, address).map_err(|error| match error {
+        FleetError::Connect { name, source } => FleetError::Connect { name: named(name), source },
+        FleetError::Peer { name, what } => FleetError::Peer { name: named(name), what },
+        error => error,
+    })
 }
 
 fn greet(wanted: &Wanted, mut link: Link, patience: Duration, own_instance: &str) -> Result<Greeted> {
@@ -107,7 +117,7 @@ impl Remote {
         entrance: Option<Arc<Entrance>>,
     ) -> Result<Self> {
         let (link, instance) = match (&wanted.way, &entrance) {
-            (Way::Dial(address), _) => (Link::dial(&options.identity, address)?, String::new()),
+            (Way::Dial(address), _) => (dial(&options.identity, &wanted.name, address)?, String::new()),
             (Way::Await, Some(entrance)) => entrance
                 .next(None, ARRIVES)
                 .map_err(|source| FleetError::Connect { name: wanted.name.clone(), source })?,
@@ -126,7 +136,7 @@ impl Remote {
             && begun.elapsed() < BUSY
         {
             thread::sleep(AGAIN);
-            let link = Link::dial(&options.identity, address)?;
+            let link = dial(&options.identity, &wanted.name, address)?;
             greeted = greet(&wanted, link, options.lost_after, own_instance);
         }
         let Greeted { link, welcome } = greeted?;

@@ -124,7 +124,7 @@ mod tests {
         let sweep = Document::Sweep(Box::new(example::sweep()));
         assert_eq!(table(&csv(&[("d", &sweep)], CsvTable::Figures).unwrap()).len(), 7 * 3);
         let paths = Document::AccessPaths(Box::new(crate::study::access_paths::example::result()));
-        assert_eq!(table(&csv(&[("p", &paths)], CsvTable::Figures).unwrap()).len(), 3 * 9 * 3);
+        assert_eq!(table(&csv(&[("p", &paths)], CsvTable::Figures).unwrap()).len(), 3 * 11 * 3);
         let acceptance = Document::Acceptance(Box::new(example::acceptance()));
         assert!(!table(&csv(&[("b", &acceptance)], CsvTable::Figures).unwrap()).is_empty());
     }

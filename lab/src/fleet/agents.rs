@@ -18,7 +18,6 @@ use crate::{
 };
 use diskwright_fleet::{
     controller::{Entrance, Fleet, FleetLook, FleetOptions, Remote, Wanted},
-    trust::Token,
 };
 use diskwright_load::{Job, Run, job::Caching, record::TargetRecord, run::Watch};
 use std::{
@@ -87,14 +86,6 @@ impl Agents {
         });
         Ok(prepared?)
     }
-}
-
-/// A new identifier of a measurement.
-///
-/// # Errors
-/// The system has no random numbers.
-pub fn new_run() -> Result<String> {
-    Ok(Token::random()?.reveal().to_owned())
 }
 
 /// A fleet whose agents all measure the same job; see the module documentation.

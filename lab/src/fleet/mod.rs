@@ -5,6 +5,6 @@ mod agents;
 mod keeper;
 mod plan;
 
-pub use agents::{Agents, OneLoad, new_run};
+pub use agents::{Agents, OneLoad};
 pub use keeper::{LabKeeper, TargetOfAgent};
 pub use plan::{Group, Plan};

@@ -61,9 +61,13 @@ pub fn end_badge(end: &End) -> (Tone, String) {
     }
 }
 
-/// A sentence about failed requests, then each warning as a sentence.
+/// A sentence about a failure, then each warning as a sentence.
 pub fn warnings_with_end(end: &End, warnings: &[Warning]) -> Vec<outline::Warning> {
     let failed = match end {
+        End::Failed { errors: 0, first } => Some(outline::Warning {
+            tone: Tone::Bad,
+            sentence: format!("FAILED, and the figures are those that were measured before: {first}"),
+        }),
         End::Failed { errors, first } => Some(outline::Warning {
             tone: Tone::Bad,
             sentence: format!(
@@ -134,4 +138,20 @@ fn place(place: &Place) -> (String, String) {
             bytes(place.free_bytes)
         ),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_without_failed_requests_is_told_before_the_warnings() {
+        let sentence = |errors| {
+            let end = End::Failed { first: "db1: cannot connect".into(), errors };
+            warnings_with_end(&end, &[Warning::DebugBuild]).remove(0).sentence
+        };
+        assert_eq!(sentence(0), "FAILED, and the figures are those that were measured before: db1: cannot connect");
+        assert!(sentence(1).starts_with("FAILED: 1 request failed"), "{}", sentence(1));
+        assert_eq!(warnings_with_end(&End::Complete, &[Warning::DebugBuild]).len(), 1);
+    }
 }

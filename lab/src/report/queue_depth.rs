@@ -63,7 +63,8 @@ fn chapter(result: &QueueDepthResult, id: &str, name: &str) -> Chapter {
         let split = if result.settings.is_fleet() { format!("{} × {split}", agents(result)) } else { split };
         blocks.push(Block::Heading(format!("Pre-test 1: {split}, in the steady state")));
         blocks.push(Block::Table(pre_test(run, result)));
-        blocks.extend(run.fleet.iter().flat_map(|of_fleet| fleet::phase_blocks(run, of_fleet, 0)));
+        let id = format!("{id}-pre-test");
+        blocks.extend(run.fleet.iter().flat_map(|of_fleet| fleet::phase_blocks(run, of_fleet, 0, &id)));
     }
     blocks.extend(how_measured(&result.head, facts(result)));
     if let Some(of_fleet) = result.pre_test.as_ref().and_then(|run| run.fleet.as_ref()) {

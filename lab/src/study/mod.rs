@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   containers/        raw file, fixed, dynamic, differencing; VHD and VHDX
-//!   access_paths/      the cost of NBD and of an attached loop device
+//!   access_paths/      the cost of NBD, NVMe/TCP, iSCSI, SMB; from a guest, by agents
 //!   native_and_guest/  a disk on the host and in a virtual machine
 //!   zero_payload/      writes of zeros against writes of data, where zeros are not stored
 //!   queue_depth/       the queue depth that a target needs: the Storage Spaces paper's procedure
@@ -131,13 +131,15 @@ pub struct StudyReport<T> {
     pub saved: Result<PathBuf>,
     /// Whether the study was stopped before its end. The result's head says so too.
     pub stopped: bool,
+    /// The error that ended the study before its end; the result has what was measured until then.
+    pub failed: Option<LabError>,
 }
 
 impl<T: Serialize> StudyReport<T> {
     /// Saves the result. A failed save is recorded in `saved`.
     fn save(result: T, output: &Output, stopped: bool) -> Self {
         let saved = output.save(&result).map(|()| output.path().to_owned());
-        Self { result, saved, stopped }
+        Self { result, saved, stopped, failed: None }
     }
 }
 

@@ -10,11 +10,12 @@ pub enum End {
     Complete,
     /// The user stopped the run; the record has what was measured until then.
     Stopped,
-    /// Requests failed; the record has what was measured until the run ended.
+    /// Requests failed, or the measurement could not go on; the record has what was measured until
+    /// then.
     Failed {
-        /// The first error, with target, offset and length.
+        /// The first error; of a request with target, offset and length.
         first: String,
-        /// Number of failed requests.
+        /// Number of failed requests. 0: something else has failed.
         errors: u64,
     },
 }

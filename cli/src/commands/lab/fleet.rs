@@ -20,14 +20,14 @@ use crate::{
 use clap::{Args, ValueEnum};
 use diskwright_fleet::{
     address::Address,
-    controller::{Entrance, Fleet, FleetLook, FleetOptions, OnLoss, Remote, Wanted, Way},
+    controller::{Entrance, Fleet, FleetLook, FleetOptions, OnLoss, Remote, Wanted, Way, new_run},
     trust::{Token, Trust},
 };
 use diskwright_lab::{
     LabError,
     comparison::{self, COMPARISON_SCHEMA, JudgeOptions, LiveOptions},
     document::{self, Document},
-    fleet::{self, Agents, Group, OneLoad, Plan},
+    fleet::{Agents, Group, OneLoad, Plan},
     output::{Kind, Output},
     sweep::{self, Axis, Knob, SweepOptions},
 };
@@ -265,7 +265,7 @@ fn one_run(context: &mut Context, led: &Led, output: &Output) -> Outcome {
     if old.is_some() {
         context.warn(&format!("going on with the run of {}", output.path().display()));
     }
-    let run = old.map_or_else(fleet::new_run, Ok)?;
+    let run = old.map_or_else(new_run, Ok)?;
     let mut fleet = led.prepare(context, &run, &job_of)?;
     let agents = fleet.remotes().len();
     // A controller that dies from here on can go on: the agents keep their records.
@@ -324,7 +324,7 @@ fn a_sweep(context: &mut Context, args: &FleetArgs, led: &Led, output: &Output) 
     if let Some(saved) = &saved {
         sweep::resume(saved.clone(), options.clone(), &[])?;
     }
-    let fleet = OneLoad::new(led.prepare(context, &fleet::new_run()?, &|_| widest.clone())?);
+    let fleet = OneLoad::new(led.prepare(context, &new_run()?, &|_| widest.clone())?);
     let records = fleet.targets();
     let mut record = match saved {
         Some(saved) => sweep::resume(saved, options, &records)?,
@@ -364,7 +364,7 @@ fn a_comparison(context: &mut Context, args: &FleetArgs, led: &Led, output: &Out
     let rounds = args.rounds.unwrap_or(COMPARE_ROUNDS) as usize;
     warn_of_few_rounds(context, rounds, args.target.len(), 0, job);
     let (start, mut head) = (Instant::now(), Head::begin(COMPARISON_SCHEMA));
-    let mut fleet = led.prepare(context, &fleet::new_run()?, &|_| job.clone())?;
+    let mut fleet = led.prepare(context, &new_run()?, &|_| job.clone())?;
     let agents = fleet.remotes().len();
     let sizes = fleet.remotes().iter().flat_map(|remote| remote.targets().iter().map(|target| target.size_bytes));
     let how = LiveOptions { rounds, smallest_bytes: sizes.min().unwrap_or(0) };

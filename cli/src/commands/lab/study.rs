@@ -30,7 +30,7 @@ enum Study {
     Tiers(tiers::TiersArgs),
     /// Cost of a file system, and of virtual disks on it, compared to the block device.
     RawAndFile(raw_and_file::RawAndFileArgs),
-    /// Cost of NBD, NVMe/TCP, iSCSI, SMB and an attached device, compared to the disk in process.
+    /// Cost of NBD, NVMe/TCP, iSCSI, SMB and an attached device; also by many agents.
     AccessPaths(access_paths::AccessPathsArgs),
     /// The same disks on the host and in a virtual machine.
     NativeAndGuest(native_and_guest::NativeAndGuestArgs),

@@ -1,7 +1,8 @@
 //! An example result for tests: three rounds. In the last one the machine has half its speed.
 
 use super::{
-    AccessPath, AccessPathRecord, AccessPathsResult, LOADS, NetworkRecord, SCHEMA, SERVER_CPU_NS, record,
+    AccessPath, AccessPathRecord, AccessPathsResult, CLIENTS, LOADS, NetworkRecord, SCHEMA, SERVER_CPU_NS,
+    record::{self, AgentsRecord, ClientsRecord},
     verdict::verdict,
 };
 use crate::{
@@ -32,7 +33,7 @@ fn round(iops: f64, mean_us: f64, client_us: f64, server_us: Option<f64>) -> Fig
     }
 }
 
-/// Cells of nine access paths at each load.
+/// Cells of eleven access paths at each load.
 pub(super) fn cells() -> Vec<Cell> {
     let ways = [
         (AccessPath::InProcess, 40_000.0, 1000.0, 10.0, None),
@@ -44,11 +45,13 @@ pub(super) fn cells() -> Vec<Cell> {
         (AccessPath::GuestVhostUser, 4_000.0, 10_000.0, 90.0, Some(20.0)),
         (AccessPath::GuestNvme, 3_000.0, 13_333.0, 110.0, Some(25.0)),
         (AccessPath::GuestSmb, 1_000.0, 40_000.0, 310.0, Some(80.0)),
+        (AccessPath::AgentNbd, 20_000.0, 2000.0, 20.0, Some(12.0)),
+        (AccessPath::AgentNvme, 21_080.0, 1897.0, 18.0, Some(13.0)),
     ];
     let mut cells = Vec::new();
     for (name, outstanding) in LOADS {
         for (way, iops, us, client_us, server_us) in ways {
-            let mut cell = record::cell(name, outstanding, way);
+            let mut cell = record::cell(name, (CLIENTS, outstanding), way);
             for speed in [1.0, 1.0, 0.5] {
                 cell.rounds.push(round(iops * speed, us / speed, client_us, server_us));
                 cell.push_more(SERVER_CPU_NS, server_us.map(|us| us * 1e3));
@@ -67,20 +70,13 @@ pub(crate) fn result() -> AccessPathsResult {
     let skipped = |way| (!is_measured(way)).then(|| missing.to_owned());
     let ways: Vec<AccessPathRecord> =
         AccessPath::ALL.into_iter().map(|way| AccessPathRecord { way, skipped: skipped(way) }).collect();
-    let machine = Machine {
-        cpu_model: "Some CPU".into(),
-        logical_cpus: 2,
-        memory_bytes: 8 << 30,
-        kernel: "Linux 6.12".into(),
-        ..Machine::default()
-    };
     AccessPathsResult {
         head: Head {
             schema: SCHEMA.into(),
             verdict: verdict(&cells, &ways, None),
             started_utc: "20261121T160000Z".into(),
             took_ns: 93_000_000_000,
-            machine,
+            machine: machine(),
             place: Some(Place { file_system: "ext4".into(), device: "/dev/vda".into(), ..Place::default() }),
             versions: Versions { diskwright: "0.1.0".into(), optimised: true, qemu: None },
             warnings: vec![Warning::LeftOut { what: AccessPath::QemuNbd.name().into(), why: missing.into() }],
@@ -94,6 +90,33 @@ pub(crate) fn result() -> AccessPathsResult {
         ways,
         network: Some(NetworkRecord { spec: NetworkSpec::default(), has_delay: false }),
         guest: Some(GuestRecord { accelerator: Accelerator::Tcg, machine: Machine::default() }),
+        agents: Some(agents()),
         cells,
+    }
+}
+
+fn machine() -> Machine {
+    Machine {
+        cpu_model: "Some CPU".into(),
+        logical_cpus: 2,
+        memory_bytes: 8 << 30,
+        kernel: "Linux 6.12".into(),
+        ..Machine::default()
+    }
+}
+
+/// Three agents on two machines.
+fn agents() -> AgentsRecord {
+    let agent = |name: &str, clients, boot_id: &str| ClientsRecord {
+        name: name.into(),
+        clients,
+        machine: Machine { cpu_model: "Other CPU".into(), logical_cpus: 4, ..machine() },
+        boot_id: boot_id.into(),
+    };
+    AgentsRecord {
+        server: "10.0.0.1".into(),
+        agents: vec![agent("db1", 7, "a"), agent("db2", 7, "a"), agent("db3", 6, "b")],
+        skew_ns: 400_000,
+        clock_error_ns: 90_000,
     }
 }

@@ -1,8 +1,7 @@
 //! Measures the access paths from a guest.
 //!
 //! Each access path of a round has a guest and servers of its own, so it begins with the disk as it
-//! was filled. The three loads are measured one after another in that guest, as a test sequence of
-//! the paper: the heavier loads find what the lighter ones have written.
+//! was filled. The three loads are measured one after another in that guest (`sequence.rs`).
 //!
 //! ```text
 //!   serve --vhost-user ── QEMU's device ── virtio-blk ────────┐
@@ -16,10 +15,11 @@
 //! that the figures of the others are not lost.
 
 use super::{
-    AccessPath, AccessPathRecord, AccessPathsOptions, LOADS, SERVER_CPU_NS,
+    AccessPath, AccessPathRecord, AccessPathsOptions, CLIENTS, LOADS, Scale,
     measure::{self, Plan},
-    record::{self, NOT_WANTED},
+    record::NOT_WANTED,
     samba,
+    sequence::{Sequence, Sequences},
     setup::Disks,
 };
 use crate::{
@@ -29,7 +29,7 @@ use crate::{
     network::GuestLink,
     peer,
     progress::Progress,
-    rounds::{self, Rounds, Steps, Window},
+    rounds,
     server::{Server, free_port},
 };
 use diskwright_load::run::Watch;
@@ -98,7 +98,7 @@ pub(super) fn measure(
     let is_quick = options.study.quick && options.only.is_empty();
     let mut measured = Measured::default();
     let mut ways = Vec::new();
-    for way in AccessPath::ALL.into_iter().filter(|way| way.is_in_guest()) {
+    for way in Scale::Guest.ways() {
         let skipped = match &kernel {
             _ if !options.wants(way) => Some(NOT_WANTED.into()),
             Err(why) => Some(why.clone()),
@@ -111,46 +111,34 @@ pub(super) fn measure(
         measured.ways.push(AccessPathRecord { way, skipped });
     }
     let (Ok((kernel, choice)), false) = (kernel, ways.is_empty()) else { return Ok(measured) };
-    let of_way = |way: AccessPath| LOADS.map(|(load, outstanding)| record::cell(load, outstanding, way));
-    let mut cells: Vec<[Cell; LOADS.len()]> = ways.iter().map(|way| of_way(*way)).collect();
-    let title = |at: Window| Some(format!("{}, round {} of {}", ways[at.cell].name(), at.round + 1, plan.rounds));
-    let mut steps = Steps::new(progress, "guest", plan.rounds * ways.len());
-    let mut window = |at: Window, watch: &dyn Watch| {
-        let way = ways[at.cell];
+    let mut one = |way, round, watch: &dyn Watch| {
         let record = measured.ways.iter_mut().find(|record| record.way == way);
-        let Some(record) = record.filter(|record| record.skipped.is_none()) else { return Ok(()) };
-        match sequence((disks, &kernel, choice), plan, (way, at.round), &mut cells[at.cell], watch) {
-            Ok(guest) => measured.guest = Some(guest),
+        let Some(record) = record.filter(|record| record.skipped.is_none()) else { return Ok(None) };
+        match sequence((disks, &kernel, choice), plan, (way, round), watch) {
+            Ok((guest, sequence)) => {
+                measured.guest = Some(guest);
+                return Ok(Some(sequence));
+            }
             Err(LabError::Stopped) => return Err(LabError::Stopped),
             Err(error) => record.skipped = Some(error.to_string()),
         }
-        Ok(())
+        Ok(None)
     };
-    let rounds = Rounds { until: plan.until, ..Rounds::new(plan.rounds, plan.seed) };
-    let done = rounds::interleave(&rounds, ways.len(), &mut steps, &title, &mut window)?;
+    let sequences = Sequences::measure(ways, CLIENTS, plan, ("guest", progress), &mut one)?;
     skip_without_base(&mut measured.ways);
-    // Load by load, as the cells of the host.
-    for load in 0..LOADS.len() {
-        for (way, cells) in ways.iter().zip(&mut cells) {
-            let is_skipped = measured.ways.iter().any(|record| record.way == *way && record.skipped.is_some());
-            if !is_skipped && done.whole > 0 {
-                cells[load].truncate(done.whole);
-                measured.cells.push(cells[load].clone());
-            }
-        }
-    }
-    measured.stopped = done.stopped;
+    measured.stopped = sequences.done.stopped;
+    let is_skipped = |way| measured.ways.iter().any(|record| record.way == way && record.skipped.is_some());
+    measured.cells = sequences.into_cells(|way| !is_skipped(way));
     Ok(measured)
 }
 
 /// Skips what cannot be compared, if the base is skipped.
 fn skip_without_base(ways: &mut [AccessPathRecord]) {
-    let is_base = |record: &&mut AccessPathRecord| record.way == record.way.base();
-    if ways.iter_mut().find(is_base).is_none_or(|base| base.skipped.is_none()) {
-        return;
-    }
+    let base = Scale::Guest.base();
+    let Some(base) = ways.iter().find(|record| Some(record.way) == base && record.skipped.is_some()) else { return };
+    let why = format!("{}, its base, could not be measured", base.way.name());
     for record in ways.iter_mut().filter(|record| record.skipped.is_none()) {
-        record.skipped = Some(format!("{}, its base, could not be measured", record.way.base().name()));
+        record.skipped = Some(why.clone());
     }
 }
 
@@ -183,14 +171,13 @@ fn missing(disks: &Disks, way: AccessPath) -> Option<String> {
     own.or_else(network).or_else(link)
 }
 
-/// Measures an access path at all loads in a new guest. Adds a round to each of its cells.
+/// Measures an access path at all loads in a new guest.
 fn sequence(
     (disks, kernel, choice): (&Disks, &Kernel, &GuestChoice),
     plan: &Plan,
     (way, round): (AccessPath, usize),
-    cells: &mut [Cell],
     watch: &dyn Watch,
-) -> Result<GuestRecord> {
+) -> Result<(GuestRecord, Sequence)> {
     let open = open(disks, way)?;
     let mut guest = Guest::start(&GuestOptions {
         kernel,
@@ -203,7 +190,7 @@ fn sequence(
     })?;
     let mut figures = Vec::new();
     for (load, outstanding) in LOADS {
-        let job = rounds::job_of(&measure::job(outstanding, plan), load, round, None);
+        let job = rounds::job_of(&measure::job(CLIENTS, outstanding, plan), load, round, None);
         let before_ns = open.cpu_ns()?;
         let ran = guest.run(&open.disk, &job, watch)?;
         let spent_ns = open.cpu_ns()?.saturating_sub(before_ns);
@@ -216,11 +203,7 @@ fn sequence(
     let record = guest.record();
     guest.stop()?;
     open.close()?;
-    for (cell, (figures, server_cpu_ns)) in cells.iter_mut().zip(figures) {
-        cell.rounds.push(figures);
-        cell.push_more(SERVER_CPU_NS, Some(server_cpu_ns));
-    }
-    Ok(record)
+    Ok((record, figures))
 }
 
 /// Starts the servers of an access path.

@@ -27,6 +27,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// What to do when a server on this host fails.
+const HINT: &str =
+    "check the storage of the scratch folder, and the server's log, which `StudyOptions::keep` keeps there";
+
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan {
     pub rounds: usize,
@@ -66,7 +70,7 @@ pub(super) fn measure(
         .flat_map(|(name, outstanding)| ways.iter().map(move |way| (name, outstanding, *way)))
         .collect();
     let mut cells: Vec<Cell> =
-        all.iter().map(|(name, outstanding, way)| record::cell(name, *outstanding, *way)).collect();
+        all.iter().map(|(name, outstanding, way)| record::cell(name, (CLIENTS, *outstanding), *way)).collect();
     let (mut alone, mut others_cpus, mut stolen_cpus) = (0_u32, 0.0, 0.0);
     let title = |at: Window| {
         let (load, _, way) = all[at.cell];
@@ -74,7 +78,7 @@ pub(super) fn measure(
     };
     let mut measure = |at: Window, watch: &dyn Watch| {
         let (load, outstanding, way) = all[at.cell];
-        let job = rounds::job_of(&job(outstanding, plan), load, at.round, None);
+        let job = rounds::job_of(&job(CLIENTS, outstanding, plan), load, at.round, None);
         let (figures, server_cpu_ns, run) = window(disks, way, &job, watch)?;
         cells[at.cell].rounds.push(figures);
         cells[at.cell].push_more(SERVER_CPU_NS, server_cpu_ns);
@@ -101,13 +105,13 @@ pub(super) fn measure(
     Ok(Measured { cells, done, others_cpus: others_cpus / windows, stolen_cpus: stolen_cpus / windows })
 }
 
-/// The load of twenty clients with this many outstanding requests each.
-pub(super) fn job(outstanding: u32, plan: &Plan) -> Job {
+/// The load of clients with this many outstanding requests each.
+pub(super) fn job(clients: u32, outstanding: u32, plan: &Plan) -> Job {
     let load = Load {
-        name: format!("OLTP, {CLIENTS} clients x {outstanding}"),
+        name: format!("OLTP, {clients} clients x {outstanding}"),
         block: Blocks::One(Bytes(8 << 10)),
         read_percent: 70.0,
-        threads: CLIENTS,
+        threads: clients,
         queue_depth: outstanding,
         ..Load::default()
     };
@@ -128,26 +132,30 @@ fn window(disks: &Disks, way: AccessPath, job: &Job, watch: &dyn Watch) -> Resul
     let run = run::run(job, slice::from_ref(&open.target), &RunOptions::default(), watch)?;
     let spent_ns = cpu_ns()?.zip(before_ns).map(|(after_ns, before_ns)| after_ns.saturating_sub(before_ns));
     open.close()?;
-    match run.head.end {
+    let (figures, made) = figures_of(&run, way, HINT)?;
+    Ok((figures, spent_ns.map(|spent_ns| spent_ns as f64 / made as f64), run))
+}
+
+/// The figures of a run of one phase, and the number of its requests, warm-up included, at least 1.
+/// `hint` is for a run that failed.
+///
+/// # Errors
+/// [`LabError::Stopped`]; the run failed, or completed no request.
+pub(super) fn figures_of(run: &Run, way: AccessPath, hint: &str) -> Result<(Figures, u64)> {
+    match &run.head.end {
         End::Complete => {}
         End::Stopped => return Err(LabError::Stopped),
         End::Failed { first, .. } => {
-            return Err(LabError::BadOptions {
-                what: format!("{}: {first}", way.name()),
-                hint: "check the storage of the scratch folder, and the server's log, which `StudyOptions::keep` keeps there"
-                    .into(),
-            });
+            return Err(LabError::BadOptions { what: format!("{}: {first}", way.name()), hint: hint.into() });
         }
     }
     let phase = &run.phases[0];
-    let both = phase.total().both;
-    if both.ios == 0 {
+    if phase.total().both.ios == 0 {
         return Err(LabError::BadOptions {
             what: format!("{}: no request was completed in {}", way.name(), numbers::duration(phase.window_ns as f64)),
             hint: "use longer cells (`StudyOptions::cell`)".into(),
         });
     }
     let made: u64 = phase.series.iter().map(|point| point.read_ios + point.write_ios).sum();
-    let server_cpu_ns = spent_ns.map(|spent_ns| spent_ns as f64 / made.max(1) as f64);
-    Ok((Figures::of(phase), server_cpu_ns, run))
+    Ok((Figures::of(phase), made.max(1)))
 }

@@ -1,6 +1,23 @@
-use super::AccessPath;
+use super::{AccessPath, agent_server::AgentServer};
 use crate::{LabError, Result, guest::GuestChoice, network::NetworkSpec, study::StudyOptions, targets::Container};
+use diskwright_fleet::controller::{FleetOptions, Wanted};
 use std::path::PathBuf;
+
+/// Why access paths are skipped without [`AccessPathsOptions::program`].
+pub(super) const NO_PROGRAM: &str = "the caller gave no way to start this program as a server";
+
+/// Agents of a fleet, and where the servers of the study listen for them. Each agent must allow a
+/// target for each access path, which is named by the word of the access path
+/// ([`AgentServer::targets`]).
+#[derive(Debug, Clone)]
+pub struct AgentsChoice {
+    /// The agents. They must be reached by dialling. Groups and targets are those of the study.
+    pub wanted: Vec<Wanted>,
+    /// Options of the fleet.
+    pub fleet: FleetOptions,
+    /// Where the servers listen. The agents' machines must reach this address.
+    pub server: AgentServer,
+}
 
 /// Options of the study.
 #[derive(Debug, Clone, Default)]
@@ -21,12 +38,14 @@ pub struct AccessPathsOptions {
     pub network: Option<NetworkSpec>,
     /// What is needed to measure in a guest. If `None`, the access paths from a guest are skipped.
     pub guest: Option<GuestChoice>,
+    /// Agents of a fleet. If `None`, the access paths of agents are not measured.
+    pub agents: Option<AgentsChoice>,
 }
 
 impl AccessPathsOptions {
     /// Whether an access path is to be measured.
     pub(super) fn wants(&self, way: AccessPath) -> bool {
-        self.only.is_empty() || self.only.iter().any(|one| *one == way || one.base() == way)
+        self.only.is_empty() || self.only.iter().any(|one| *one == way || one.scale().base() == Some(way))
     }
 
     /// The path of the running program, for [`Self::program`].

@@ -4,7 +4,9 @@
 //! waits for its clients. SIGTERM ends a server; for `attach` it also detaches the device. The
 //! ephemeral child is an unlinked file, so its space is freed when the server's process ends.
 
-use super::{AccessPath, AccessPathRecord, AccessPathsOptions, CLIENTS, record::NOT_WANTED};
+use super::{
+    AccessPath, AccessPathRecord, AccessPathsOptions, CLIENTS, Scale, options::NO_PROGRAM, record::NOT_WANTED,
+};
 use crate::{
     LabError, Result,
     network::{Network, NetworkSpec},
@@ -33,6 +35,8 @@ use std::{
 pub(super) struct Disks {
     pub container: Container,
     pub disk: PathBuf,
+    /// Size of the disk in bytes.
+    pub size_bytes: u64,
     pub raw: PathBuf,
     /// Absolute path of the folder for sockets, logs and ephemeral children.
     pub dir: PathBuf,
@@ -92,7 +96,7 @@ impl Disks {
         progress: &mut dyn Progress,
     ) -> Result<Vec<AccessPathRecord>> {
         let mut ways = Vec::new();
-        let here: Vec<_> = AccessPath::ALL.into_iter().filter(|way| !way.is_in_guest()).collect();
+        let here: Vec<_> = Scale::Host.ways().collect();
         for (index, &way) in here.iter().enumerate() {
             report(progress, "probe", index as u64, here.len() as u64, way.name())?;
             let missing = if options.wants(way) { self.missing(way) } else { Some(NOT_WANTED.into()) };
@@ -139,7 +143,7 @@ impl Disks {
 
     /// Why no server can be started; `None` if one can.
     pub(super) fn no_server(&self) -> Option<String> {
-        self.program.is_none().then(|| "the caller gave no way to start this program as a server".into())
+        self.program.is_none().then(|| NO_PROGRAM.into())
     }
 
     /// Sets up an access path. The disk is as it was filled.
@@ -184,7 +188,10 @@ impl Disks {
             | AccessPath::GuestIscsi
             | AccessPath::GuestIscsiNetwork
             | AccessPath::GuestSmb
-            | AccessPath::GuestSmbNetwork => Err(LabError::BadOptions {
+            | AccessPath::GuestSmbNetwork
+            | AccessPath::AgentNbd
+            | AccessPath::AgentNvme
+            | AccessPath::AgentIscsi => Err(LabError::BadOptions {
                 what: format!("{} is not a way on this host", way.name()),
                 hint: "please report this".into(),
             }),
@@ -210,7 +217,7 @@ impl Disks {
 
     /// The namespace of the servers of an access path, if they are in another one.
     fn network_of(&self, way: AccessPath) -> Option<&Network> {
-        self.network.as_ref().ok().filter(|_| way.is_over_network() && !way.is_in_guest())
+        self.network.as_ref().ok().filter(|_| way.is_over_network() && way.scale() == Scale::Host)
     }
 
     /// The command line of this program for a subcommand, with the options of the disk.
@@ -239,11 +246,16 @@ impl Disks {
     /// address. Returns it with its address.
     pub(super) fn serve_tcp(&self, way: AccessPath, options: &[&str], on: Ipv4Addr) -> Result<(Server, SocketAddrV4)> {
         let address = SocketAddrV4::new(on, free_port()?);
+        Ok((self.serve_at(way, options, &address.to_string())?, address))
+    }
+
+    /// Starts a server as [`Self::serve_tcp`], at an address with a port.
+    pub(super) fn serve_at(&self, way: AccessPath, options: &[&str], address: &str) -> Result<Server> {
         let mut command = self.serve(way, "");
-        command.args(options).arg(address.to_string()).arg("--insecure-writes");
+        command.args(options).arg(address).arg("--insecure-writes");
         let mut server = Server::start(command, &self.dir, "serve")?;
         server.wait_until("it did not listen in time", || TcpStream::connect(address).is_ok())?;
-        Ok((server, address))
+        Ok(server)
     }
 
     /// Serves by the protocol of this option. `uri` names the disk at an address.

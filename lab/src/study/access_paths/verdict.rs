@@ -1,6 +1,6 @@
 //! The verdict of the study `access-paths`.
 
-use super::{AccessPath, AccessPathRecord, PAPER_WITHIN, record};
+use super::{AccessPath, AccessPathRecord, PAPER_WITHIN, Scale, record};
 use crate::cells::{Cell, Compared};
 
 /// A ratio on the paper's scale, where the base is 100.
@@ -10,7 +10,7 @@ pub(crate) fn relative(ratio: f64) -> String {
 
 /// The verdict. `partial` is the number of whole rounds and of requested rounds, if it was stopped.
 pub(super) fn verdict(cells: &[Cell], ways: &[AccessPathRecord], partial: Option<(usize, usize)>) -> String {
-    let [loads, guest_loads] = record::scales(cells);
+    let [loads, guest_loads, agent_loads] = Scale::ALL.map(|scale| scale.loads(cells));
     let among = |wanted: &[AccessPath]| -> Vec<AccessPath> {
         let is_measured = |way: &&AccessPath| ways.iter().any(|one| one.way == **way && one.skipped.is_none());
         wanted.iter().filter(is_measured).copied().collect()
@@ -27,8 +27,7 @@ pub(super) fn verdict(cells: &[Cell], ways: &[AccessPathRecord], partial: Option
     }
     let over = among(&[AccessPath::NbdNetwork, AccessPath::NvmeNetwork, AccessPath::IscsiNetwork]);
     if let (Some(heavy), false) = (loads.last(), over.is_empty()) {
-        let within = within(heavy, &over)
-            .map_or_else(String::new, |within| format!(", within {:.0} % of one another", (100.0 * within).ceil()));
+        let within = of_one_another(heavy, &over);
         sentences.push(format!("Over the emulated network at heavy load: {}{within}.", list(heavy, &over)));
     }
     let from_guest = among(&[AccessPath::GuestNvme, AccessPath::GuestIscsi, AccessPath::GuestSmb]);
@@ -40,6 +39,13 @@ pub(super) fn verdict(cells: &[Cell], ways: &[AccessPathRecord], partial: Option
     if let (Some(heavy), false) = (guest_loads.last(), over.is_empty()) {
         sentences.push(format!("In a guest over the emulated network: {}.", list(heavy, &over)));
     }
+    let of_agents: Vec<AccessPath> = among(&Scale::Agents.ways().collect::<Vec<_>>());
+    if let (Some(heavy), [base, others @ ..]) = (agent_loads.last(), &of_agents[..])
+        && !others.is_empty()
+    {
+        let (base, list, within) = (base.name_on_scale(), list(heavy, others), of_one_another(heavy, &of_agents));
+        sentences.push(format!("Of the agents, relative to 100 for {base}, at heavy load: {list}{within}."));
+    }
     if sentences.is_empty() {
         sentences.push("No way was measured beside those with which others are compared.".into());
     }
@@ -48,6 +54,9 @@ pub(super) fn verdict(cells: &[Cell], ways: &[AccessPathRecord], partial: Option
 }
 
 fn at(load: &Compared<'_>, way: AccessPath, of: record::CellFigure) -> f64 {
+    if load.cells.first().is_some_and(|base| base.subject == way.name()) {
+        return 1.0;
+    }
     load.ratio(way.name(), of).map_or(f64::NAN, |ratio| ratio.median())
 }
 
@@ -71,6 +80,12 @@ fn within(load: &Compared<'_>, ways: &[AccessPath]) -> Option<f64> {
     (ways.len() > 1 && least > 0.0).then(|| most / least - 1.0)
 }
 
+/// The phrase for [`within`]; empty if there is one access path.
+fn of_one_another(load: &Compared<'_>, ways: &[AccessPath]) -> String {
+    within(load, ways)
+        .map_or_else(String::new, |within| format!(", within {:.0} % of one another", (100.0 * within).ceil()))
+}
+
 /// Several access paths at one load: `NBD 90, NVMe/TCP 88`.
 fn list(load: &Compared<'_>, ways: &[AccessPath]) -> String {
     let one = |way: &AccessPath| {
@@ -88,7 +103,7 @@ mod tests {
     #[test]
     fn ratios_are_of_the_same_round_and_on_the_papers_scale() {
         let cells = cells();
-        let [found, in_guest] = record::scales(&cells);
+        let [found, in_guest] = [Scale::Host, Scale::Guest].map(|scale| scale.loads(&cells));
         assert_eq!((in_guest.len(), in_guest[0].cells[0].subject.as_str()), (3, AccessPath::GuestVhostUser.name()));
         assert_eq!(found.iter().map(|load| load.in_flight).collect::<Vec<_>>(), [40, 80, 120]);
         let nbd = AccessPath::Nbd.name();
@@ -128,12 +143,25 @@ mod tests {
             Some((2, 3)),
         );
         assert!(partial.starts_with("Partial, 2 of 3 rounds: Relative") && !partial.contains("attach"), "{partial}");
-        let [loads, _] = record::scales(&cells);
+        let loads = Scale::Host.loads(&cells);
         let found = within(&loads[2], &[AccessPath::NvmeNetwork, AccessPath::Iscsi]).unwrap();
         assert!((found - 12.0 / 14.0).abs() < 0.01 && within(&loads[2], &[AccessPath::Iscsi]).is_none(), "{found}");
         let nothing = verdict(&cells, &[record(AccessPath::Nbd, Some("x"))], None);
         assert!(nothing.starts_with("No way was measured beside"), "{nothing}");
         let in_guest = verdict(&cells, &more.map(|way| record(way, None))[1..], None);
         assert!(in_guest.starts_with("In a guest, relative to 100"), "{in_guest}");
+    }
+
+    #[test]
+    fn agents_are_compared_with_the_first_of_their_protocols() {
+        let cells = cells();
+        let record = |way| AccessPathRecord { way, skipped: None };
+        let said = verdict(&cells, &[AccessPath::AgentNbd, AccessPath::AgentNvme].map(record), None);
+        assert_eq!(
+            said,
+            "Of the agents, relative to 100 for NBD, at heavy load: NVMe/TCP 105, within 6 % of one another."
+        );
+        let alone = verdict(&cells, &[record(AccessPath::AgentNbd)], None);
+        assert!(alone.starts_with("No way was measured beside"), "{alone}");
     }
 }

@@ -13,10 +13,10 @@
 use super::{Settings, Stage, bed::Bed, plan};
 use crate::{
     LabError, Result,
-    fleet::{Agents, OneLoad, new_run},
+    fleet::{Agents, OneLoad},
     progress::Progress,
 };
-use diskwright_fleet::controller::{Fleet, Wanted};
+use diskwright_fleet::controller::{Fleet, Wanted, new_run};
 use diskwright_load::{
     Job, Run,
     job::Bytes,

@@ -146,7 +146,7 @@ fn run_on(
         None => study.write(bed).map(|()| begun.output.path().to_owned()),
     };
     let stopped = result.head.end == End::Stopped;
-    Ok(StudyReport { result, saved, stopped })
+    Ok(StudyReport { result, saved, stopped, failed: None })
 }
 
 /// Reads the saved study in `path` so that it resumes with `settings`.
