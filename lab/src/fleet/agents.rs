@@ -16,9 +16,7 @@ use crate::{
     Result,
     progress::{Progress, Step},
 };
-use diskwright_fleet::{
-    controller::{Entrance, Fleet, FleetLook, FleetOptions, Remote, Wanted},
-};
+use diskwright_fleet::controller::{Entrance, Fleet, FleetLook, FleetOptions, Remote, Wanted};
 use diskwright_load::{Job, Run, job::Caching, record::TargetRecord, run::Watch};
 use std::{
     cell::RefCell,
