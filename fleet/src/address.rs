@@ -25,11 +25,15 @@ pub enum Place {
     Vsock(u32, u32),
 }
 
+/// Any context identifier of this machine, to listen. Its own one is known on the host.
+pub const ANY_CID: u32 = u32::MAX;
+
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
             Self::Tcp(host, port) => write!(f, "{host}:{port}"),
+            Self::Vsock(ANY_CID, port) => write!(f, "vsock:CID:{port}"),
             Self::Vsock(cid, port) => write!(f, "vsock:{cid}:{port}"),
         }
     }
@@ -41,7 +45,7 @@ impl FromStr for Place {
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some(rest) = text.strip_prefix("vsock:") {
             let parts = rest.split_once(':').and_then(|(cid, port)| Some((cid.parse().ok()?, port.parse().ok()?)));
-            let (cid, port) = parts.ok_or("vsock: needs a CID and a port, as in vsock:3:7407")?;
+            let (cid, port) = parts.ok_or("vsock: needs the CID of the machine and a port, as in vsock:3:7407")?;
             return Ok(Self::Vsock(cid, port));
         }
         let (host, port) = match text.strip_prefix('[') {
@@ -118,7 +122,9 @@ mod tests {
             let address = read(text).unwrap();
             assert_eq!(address.to_string(), format!("{shown}#{digits}"));
         }
-        for wrong in ["", ":12", "host:", "host:99999", "::1", "[::1", "vsock:3", "vsock:x:1", "vsock:"] {
+        assert_eq!(Place::Vsock(ANY_CID, 12).to_string(), "vsock:CID:12");
+        for wrong in ["vsock:CID:12", "", ":12", "host:", "host:99999", "::1", "[::1", "vsock:3", "vsock:x:1", "vsock:"]
+        {
             assert!(matches!(read(wrong), Err(FleetError::Address { .. })), "{wrong}");
         }
     }

@@ -111,6 +111,13 @@ impl AgentClock {
         if passed_ns == 0 { 0.0 } else { moved_ns as f64 / passed_ns as f64 }
     }
 
+    /// Bound of the error of the drift; `None` if the clock was compared once.
+    fn drift_error(&self) -> Option<f64> {
+        let passed_ns = self.last.at_ns.saturating_sub(self.first.at_ns);
+        let error_ns = self.first.error_ns as f64 + self.last.error_ns as f64;
+        (passed_ns > 0).then(|| error_ns / passed_ns as f64)
+    }
+
     /// The offset at a time of the controller's clock.
     fn offset_ns(&self, at_ns: u64) -> i128 {
         let since_ns = i128::from(at_ns) - i128::from(self.first.at_ns);
@@ -136,7 +143,12 @@ impl AgentClock {
 
     /// For the record.
     pub fn record(&self) -> ClockRecord {
-        ClockRecord { offset_ns: self.first.offset_ns, error_ns: self.error_ns(), drift_ppm: self.drift() * 1e6 }
+        ClockRecord {
+            offset_ns: self.first.offset_ns,
+            error_ns: self.error_ns(),
+            drift_ppm: self.drift() * 1e6,
+            drift_error_ppm: self.drift_error().map(|error| error * 1e6),
+        }
     }
 }
 
@@ -190,8 +202,10 @@ mod tests {
         let at = |offset_ns, error_ns, at_ns| Offset { offset_ns, error_ns, at_ns };
         assert_eq!(best([at(1, 900, 0), at(2, 100, 0), at(3, 500, 0)]), Some(at(2, 100, 0)));
         let mut clock = AgentClock::new(at(0, 10, 0));
-        clock.compared(at(50_000, 10, 1_000_000_000));
+        assert_eq!((clock.record().drift_ppm, clock.record().drift_error_ppm), (0.0, None));
+        clock.compared(at(50_000, 30, 1_000_000_000));
         assert!((clock.record().drift_ppm - 50.0).abs() < 1e-9);
+        assert!((clock.record().drift_error_ppm.unwrap() - 0.04).abs() < 1e-9);
         assert_eq!(clock.to_agent_ns(2_000_000_000), 2_000_100_000);
     }
 

@@ -1,331 +1,96 @@
-//! Blocks of one object that are wanted and not there: each is fetched once, however many want it.
+//! Fetches the blocks of one object that are wanted: each once, also beside other processes.
 //!
 //! ```text
-//!   want ─▶ wanted ─▶ pick: first what is waited for, then what is read ahead
-//!                       └▶ in the cache by now? ─ yes ─▶ waiters
-//!                          another process fetches it? ─▶ look again
-//!                          else GET, again after a pause ─▶ waiters
-//!                                                            └▶ keep ─▶ the cache
+//!   picked (wanted.rs) ─▶ in the cache by now? ─ yes ─▶ waiters
+//!                         another process fetches it? ─▶ look again
+//!                         else GET, again after a pause ─▶ waiters
+//!                                                           └▶ keep ─▶ the cache ─▶ settled
 //! ```
 //!
-//! A run of blocks that follow each other is fetched by one GET when more is wanted than may be
-//! under way, and the blocks of a pushed disk's chunk always are. At most [`UNDER_WAY`] blocks are,
-//! and [`ALL_UNDER_WAY`] of all objects of the process. Blocks that have come are kept while others
-//! are fetched. At most [`KEPT_AT_ONCE`] are; then fetches wait.
+//! At most [`ALL_UNDER_WAY`] blocks of all objects of the process are under way. Blocks that have
+//! come are kept while others are fetched. At most [`KEPT_AT_ONCE`] are; then fetches wait.
 //!
 //! A block is fetched as a whole, with two exceptions. If only units of it are to be in the cache
-//! ([`Purpose::Units`]), these are. If some of its units are there, those are fetched that are
-//! missing of what is wanted. Then a block may have come in part, and reads that need more of it
-//! wait for another fetch. Each fetch of a part serves at least one read, so this ends.
+//! ([`Purpose::Units`](crate::wanted::Purpose::Units)), these are. If some of its units are there,
+//! those are fetched that are missing of what is wanted.
 //!
-//! Locks: `state`, `buffers` and `telling`, never one within another. `state` is held for look-ups
-//! in tables and for copies to waiters, never while anything is waited for. The engine's threads
-//! take it in `want`; all else happens on the runtime. `telling` is held while the cache's map is
-//! told what was used.
+//! The engine's threads call [`WantedBlocks::want`]; all else happens on the runtime. Locks:
+//! `buffers`, and `telling`, which is held while the cache's map is told what was used. Never one
+//! within the other, and never that of [`WantedBlocks`] within one.
 
 use crate::{
     BLOCK_BYTES,
-    blocks::Blocks,
     cache::{Cache, Entry, Held, map::sums_of},
     error::ObjectError,
     origin::Origin,
-    piece::{Memory, Piece, Waiter},
-    streams::{AHEAD_MAX, Streams},
+    piece::Piece,
     units::Units,
+    wanted::WantedBlocks,
 };
 use std::{
-    collections::{BTreeMap, VecDeque},
     io,
     ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread,
     time::{Duration, Instant},
 };
 use tokio::{
     runtime::Handle,
-    sync::{Notify, Semaphore},
+    sync::Semaphore,
     task::spawn_blocking,
     time::{sleep, timeout},
 };
 
-/// Blocks of one object under way.
-const UNDER_WAY: usize = 16;
 /// Blocks of all objects of the process.
 const ALL_UNDER_WAY: usize = 64;
 /// Blocks of one object that have come and are being kept.
 const KEPT_AT_ONCE: usize = 16;
 /// Buffers that are kept for later GETs.
 const BUFFERS: usize = 8;
-/// Blocks of one GET.
-const RUN_MAX: u64 = 4;
-/// Blocks that could not be kept in the cache and stay in memory.
-const RECENT: usize = 32;
 /// How often another process's fetch is looked at.
 const LOOK: Duration = Duration::from_millis(4);
-/// Blocks that are fetched before the cache is told which ones were used, and the time without a
+/// Blocks that are kept before the cache is told which ones were used, and the time without a
 /// fetch after which it is told.
 const TELL: u64 = 64;
 const TELL_EVERY: Duration = Duration::from_secs(2);
 
 static ALL: Semaphore = Semaphore::const_new(ALL_UNDER_WAY);
 
-/// What a range is wanted for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Purpose {
-    /// It is read. It may be part of a stream, so that what follows is read ahead.
-    Read,
-    /// It is to be in the cache. Whole blocks are.
-    Blocks,
-    /// It is to be in the cache, and nothing but its units.
-    Units,
-}
-
-/// A block that is wanted.
-#[derive(Debug, Default)]
-struct Wanted {
-    waiters: Vec<Arc<Waiter>>,
-    units: Units,
-    /// If nothing of the block is there, all of it is fetched.
-    is_whole: bool,
-    /// Its first byte is read.
-    is_start: bool,
-    /// Units that were read since the block is wanted.
-    used: Units,
-    is_under_way: bool,
-    /// It has come, and is being kept.
-    piece: Option<Piece>,
-}
-
-impl Wanted {
-    /// One of those that are read ahead.
-    fn ahead() -> Self {
-        Self { units: Units::of(0..BLOCK_BYTES), is_whole: true, ..Self::default() }
-    }
-}
-
-#[derive(Debug, Default)]
-struct State {
-    wanted: BTreeMap<u64, Wanted>,
-    /// Blocks that are waited for, in the order in which they were asked for.
-    first: VecDeque<u64>,
-    /// Blocks that are read ahead.
-    ahead: VecDeque<u64>,
-    under_way: usize,
-    recent: VecDeque<(u64, Piece)>,
-    streams: Streams,
-    /// Blocks that have come since the cache was told which ones were used.
-    fetched: u64,
-}
-
 /// Fetches the blocks of one object; see the module documentation.
 #[derive(Debug)]
 pub(crate) struct Fetcher {
-    pub(crate) origin: Origin,
-    pub(crate) blocks: Blocks,
+    pub(crate) wanted: WantedBlocks,
     /// Where blocks are kept, if they are.
     pub(crate) kept: Option<(Arc<Cache>, Entry)>,
-    state: Mutex<State>,
     /// Buffers of blocks that are free.
     buffers: Mutex<Vec<Vec<u8>>>,
     /// Room for blocks that are being kept.
     keeping: Arc<Semaphore>,
     /// Held while the cache is told what was used.
     telling: Mutex<()>,
+    /// Blocks that were kept.
+    count: AtomicU64,
     /// It was said that blocks cannot be kept.
     has_warned: AtomicBool,
-    wake: Arc<Notify>,
 }
 
 impl Fetcher {
     /// Starts a fetcher. It works until it is dropped.
     pub(crate) fn start(runtime: &Handle, origin: Origin, kept: Option<(Arc<Cache>, Entry)>) -> Arc<Self> {
-        let blocks = Blocks::new(origin.size_bytes());
-        let wake = Arc::new(Notify::new());
-        let (state, buffers) = (Mutex::default(), Mutex::default());
         let fetcher = Arc::new(Self {
-            origin,
-            blocks,
+            wanted: WantedBlocks::new(origin),
             kept,
-            state,
-            buffers,
+            buffers: Mutex::default(),
             keeping: Arc::new(Semaphore::new(KEPT_AT_ONCE)),
             telling: Mutex::new(()),
+            count: AtomicU64::new(0),
             has_warned: AtomicBool::new(false),
-            wake: Arc::clone(&wake),
         });
-        let weak = Arc::downgrade(&fetcher);
-        runtime.spawn(dispatch(weak, wake));
+        runtime.spawn(dispatch(Arc::downgrade(&fetcher)));
         fetcher
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Reads a range, which lies within the object and is not empty, into memory. Never waits.
-    pub(crate) fn want(&self, range: Range<u64>, memory: Memory, purpose: Purpose) {
-        let waiter = Arc::new(Waiter::new(range.clone(), memory));
-        let mut state = self.state();
-        for block in range.start / BLOCK_BYTES..range.end.div_ceil(BLOCK_BYTES) {
-            if self.origin.is_zeros(block) {
-                waiter.take_zeros(block, self.block_bytes(block));
-                continue;
-            }
-            let units = waiter.units_of(block);
-            let recent = state.recent.iter().find(|(known, _)| *known == block).map(|(_, piece)| piece);
-            let come = recent.or_else(|| state.wanted.get(&block).and_then(|wanted| wanted.piece.as_ref()));
-            let come = come.filter(|piece| piece.units.has(units)).cloned();
-            if let Some(wanted) = state.wanted.get_mut(&block).filter(|_| purpose == Purpose::Read) {
-                wanted.used = wanted.used.and(units);
-            }
-            if let Some(piece) = come {
-                waiter.take(block, Ok(&piece));
-                continue;
-            }
-            let is_new = !state.wanted.contains_key(&block);
-            let wanted = state.wanted.entry(block).or_default();
-            let was_ahead = wanted.waiters.is_empty() && !wanted.is_under_way;
-            wanted.waiters.push(Arc::clone(&waiter));
-            wanted.units = wanted.units.and(units);
-            wanted.is_whole |= purpose != Purpose::Units;
-            wanted.is_start |= purpose == Purpose::Read && block * BLOCK_BYTES >= range.start;
-            if purpose == Purpose::Read {
-                wanted.used = wanted.used.and(units);
-            }
-            if is_new || was_ahead {
-                state.first.push_back(block);
-            }
-        }
-        drop(state);
-        self.wake.notify_one();
-    }
-
-    /// The first use of a block that was read ahead: the stream goes on.
-    #[cold]
-    pub(crate) fn goes_on(&self, block: u64) {
-        let mut state = self.state();
-        self.want_ahead(&mut state, block + 1..block + 1 + AHEAD_MAX);
-        drop(state);
-        self.wake.notify_one();
-    }
-
-    /// Nothing of blocks is in the cache: if that is a stream, what follows is read ahead.
-    fn missed(&self, blocks: Range<u64>) {
-        let mut state = self.state();
-        for block in blocks {
-            if state.wanted.get(&block).is_some_and(|wanted| wanted.is_start) {
-                let ahead = state.streams.missed(block);
-                self.want_ahead(&mut state, block + 1..block + 1 + ahead);
-            }
-        }
-        drop(state);
-        self.wake.notify_one();
-    }
-
-    fn want_ahead(&self, state: &mut State, blocks: Range<u64>) {
-        let end = self.origin.size_bytes().div_ceil(BLOCK_BYTES);
-        for block in blocks.start..blocks.end.min(end) {
-            let is_fetched = self.blocks.know_all_of(block) || self.origin.is_zeros(block);
-            if !is_fetched && !state.wanted.contains_key(&block) {
-                state.wanted.insert(block, Wanted::ahead());
-                state.ahead.push_back(block);
-            }
-        }
-    }
-
-    /// The next run to fetch, if one may be.
-    fn pick(&self) -> Option<Range<u64>> {
-        let mut state = self.state();
-        if state.under_way >= UNDER_WAY {
-            return None;
-        }
-        let is_waiting =
-            |state: &State, block: u64| state.wanted.get(&block).is_some_and(|wanted| !wanted.is_under_way);
-        let is_part = |state: &State, block: u64| state.wanted.get(&block).is_some_and(|wanted| !wanted.is_whole);
-        let first = loop {
-            let block = match state.first.pop_front() {
-                Some(block) => block,
-                None => state.ahead.pop_front()?,
-            };
-            if is_waiting(&state, block) {
-                break block;
-            }
-        };
-        let room = UNDER_WAY - state.under_way;
-        // While there is room for all, each is fetched by itself, at the same time.
-        let waiting = state.first.len() + state.ahead.len();
-        let most = if waiting >= room && !is_part(&state, first) { RUN_MAX.min(room as u64) } else { 1 };
-        let unit = self.origin.unit_of(first);
-        let may_come = |state: &State, block: u64| {
-            is_waiting(state, block) || !self.blocks.know_all_of(block) && !state.wanted.contains_key(&block)
-        };
-        let (mut start, mut end) = (first, first + 1);
-        // What is fetched together anyway is kept together.
-        while start > unit.start && may_come(&state, start - 1) {
-            start -= 1;
-        }
-        while end < unit.end && may_come(&state, end)
-            || unit.end - unit.start == 1 && end - start < most && is_waiting(&state, end) && !is_part(&state, end)
-        {
-            end += 1;
-        }
-        for block in start..end {
-            state.wanted.entry(block).or_insert_with(Wanted::ahead).is_under_way = true;
-        }
-        state.under_way += (end - start) as usize;
-        Some(start..end)
-    }
-
-    /// A block has come: those who wait for no more than what has come of it get it. Returns
-    /// whether there were any.
-    fn came(&self, block: u64, piece: &Piece) -> bool {
-        let mut state = self.state();
-        state.fetched += 1;
-        let Some(wanted) = state.wanted.get_mut(&block) else { return false };
-        wanted.piece = Some(piece.clone());
-        let waiters = std::mem::take(&mut wanted.waiters);
-        let (served, waiting): (Vec<_>, Vec<_>) =
-            waiters.into_iter().partition(|waiter| piece.units.has(waiter.units_of(block)));
-        wanted.waiters = waiting;
-        drop(state);
-        served.iter().for_each(|waiter| waiter.take(block, Ok(piece)));
-        !served.is_empty()
-    }
-
-    /// What has come of a block is known, or stays in memory. It is wanted no more, unless more of
-    /// it is waited for.
-    fn settled(&self, block: u64, in_memory: Option<Piece>) {
-        let mut state = self.state();
-        if let Some(piece) = in_memory {
-            if state.recent.len() == RECENT {
-                state.recent.pop_front();
-            }
-            state.recent.push_back((block, piece));
-        }
-        let Some(mut wanted) = state.wanted.remove(&block) else { return };
-        if let Some(known) = self.blocks.get(block).filter(|_| !wanted.used.is_empty()) {
-            known.use_units(wanted.used);
-        }
-        if wanted.waiters.is_empty() {
-            return;
-        }
-        let units = wanted.waiters.iter().map(|waiter| waiter.units_of(block));
-        wanted.units = units.fold(Units::default(), Units::and);
-        (wanted.is_under_way, wanted.piece) = (false, None);
-        state.wanted.insert(block, wanted);
-        state.first.push_back(block);
-        drop(state);
-        self.wake.notify_one();
-    }
-
-    fn failed(&self, block: u64, error: &ObjectError) {
-        let wanted = self.state().wanted.remove(&block);
-        for waiter in wanted.into_iter().flat_map(|wanted| wanted.waiters) {
-            waiter.take(block, Err(error));
-        }
     }
 
     /// Fetches a run.
@@ -336,15 +101,14 @@ impl Fetcher {
             let next = self.fetch_some(rest.clone()).await;
             let done = (next.start - rest.start) as usize;
             drop(permits.as_mut().and_then(|permits| permits.split(done)));
-            self.state().under_way -= done;
-            self.wake.notify_one();
+            self.wanted.ended(done);
             rest = next;
         }
     }
 
     /// Brings the first blocks of a run. Returns the rest.
     async fn fetch_some(self: &Arc<Self>, run: Range<u64>) -> Range<u64> {
-        let (mut locked, deadline) = (run.start, Instant::now() + self.origin.timeout());
+        let (mut locked, deadline) = (run.start, Instant::now() + self.wanted.origin.timeout());
         let mut part = None;
         // The first block may be in the cache by now; and all that is to be fetched is locked.
         while self.kept.is_some() && locked < run.end && part.is_none() {
@@ -354,9 +118,9 @@ impl Fetcher {
                         break;
                     }
                     let sums = held.sums.clone();
-                    let was_waited_for = self.came(locked, &Piece::of_held(held));
-                    self.blocks.set(locked, &sums, !was_waited_for);
-                    self.settled(locked, None);
+                    let was_waited_for = self.wanted.came(locked, &Piece::of_held(held));
+                    self.wanted.blocks.set(locked, &sums, !was_waited_for);
+                    self.wanted.settled(locked, None);
                     return locked + 1..run.end;
                 }
                 Prepared::Mine(held) => {
@@ -374,7 +138,7 @@ impl Fetcher {
         let result = match part {
             Some(held) => self.get_part(run.start, held).await,
             None => {
-                self.missed(run.start..end);
+                self.wanted.missed(run.start..end);
                 self.get(run.start..end).await
             }
         };
@@ -383,7 +147,7 @@ impl Fetcher {
                 .zip(come)
                 .map(|(block, (piece, fetched))| Come {
                     block,
-                    was_waited_for: self.came(block, &piece),
+                    was_waited_for: self.wanted.came(block, &piece),
                     piece,
                     fetched,
                 })
@@ -391,7 +155,7 @@ impl Fetcher {
             Err(error) => {
                 for block in run.start..end {
                     self.unlock(block, locked);
-                    self.failed(block, &error);
+                    self.wanted.failed(block, &error);
                 }
                 Vec::new()
             }
@@ -405,7 +169,7 @@ impl Fetcher {
                 let in_memory = this.keep(come).await;
                 // Another fetch of it may follow, which locks it again.
                 this.unlock(block, locked);
-                this.settled(block, in_memory);
+                this.wanted.settled(block, in_memory);
             }
             drop(room);
         });
@@ -417,11 +181,7 @@ impl Fetcher {
         let this = Arc::clone(self);
         let look = move || {
             let Some((_, entry)) = &this.kept else { return Ok(Prepared::Unknown) };
-            let (wanted, is_whole) = {
-                let state = this.state();
-                state.wanted.get(&block).map_or_else(Default::default, |wanted| (wanted.units, wanted.is_whole))
-            };
-            let wanted = Units::all_of(this.block_bytes(block)).within(wanted);
+            let (wanted, is_whole) = this.wanted.units_of(block);
             let is_enough = |held: &Held| held.units.has(wanted);
             let held = entry.read(block)?;
             if let Some(held) = held.filter(is_enough) {
@@ -436,9 +196,9 @@ impl Fetcher {
                     entry.unlock(block);
                     Prepared::Here(held)
                 }
-                _ if !this.origin.has_parts() => Prepared::Mine(None),
+                _ if !this.wanted.origin.has_parts() => Prepared::Mine(None),
                 None if is_whole => Prepared::Mine(None),
-                held => Prepared::Mine(Some(held.unwrap_or_else(|| Held::nothing(this.block_bytes(block))))),
+                held => Prepared::Mine(Some(held.unwrap_or_else(|| Held::nothing(this.wanted.block_bytes(block))))),
             })
         };
         match spawn_blocking(look).await {
@@ -460,11 +220,11 @@ impl Fetcher {
         self.buffers().pop().unwrap_or_default()
     }
 
-    /// Gives a buffer back, if nobody else has it.
-    fn give_back(&self, piece: Piece) {
+    /// Gives a buffer back, if there is one.
+    fn give_back(&self, buffer: Option<Vec<u8>>) {
         let mut buffers = self.buffers();
         if buffers.len() < BUFFERS {
-            buffers.extend(piece.into_buffer());
+            buffers.extend(buffer);
         }
     }
 
@@ -480,7 +240,7 @@ impl Fetcher {
             let (cache, entry) = this.kept.as_ref()?;
             let bytes = kept.get(fetched.start as usize..fetched.end as usize)?;
             let sums = sums_of(fetched.start, bytes);
-            if this.is_to_tell() {
+            if this.count.fetch_add(1, Ordering::Relaxed) % TELL == TELL - 1 {
                 this.tell_used();
             }
             match cache.keep(entry, block, &fetched, bytes, &sums) {
@@ -488,7 +248,10 @@ impl Fetcher {
                 Err(error) => {
                     if !this.has_warned.swap(true, Ordering::Relaxed) {
                         let folder = cache.folder().display();
-                        tracing::warn!("{folder}: what is fetched of {} is not kept: {error}", this.origin.name());
+                        tracing::warn!(
+                            "{folder}: what is fetched of {} is not kept: {error}",
+                            this.wanted.origin.name()
+                        );
                     }
                     None
                 }
@@ -496,68 +259,50 @@ impl Fetcher {
         };
         match spawn_blocking(keep).await.ok().flatten() {
             Some(sums) => {
-                self.blocks.set(block, &sums, !was_waited_for);
-                self.give_back(piece);
+                self.wanted.blocks.set(block, &sums, !was_waited_for);
+                self.give_back(piece.into_buffer());
                 None
             }
             None => Some(piece),
         }
     }
 
-    /// Length of a block in bytes: the last one ends with the object.
-    fn block_bytes(&self, block: u64) -> usize {
-        (self.origin.size_bytes() - block * BLOCK_BYTES).min(BLOCK_BYTES) as usize
-    }
-
     /// Gets a run of blocks from the server, however often that must be tried. With each block
     /// comes the range of it that was fetched.
     async fn get(&self, run: Range<u64>) -> Result<Vec<(Piece, Range<u64>)>, ObjectError> {
         let mut bytes = self.buffer();
-        let range = run.start * BLOCK_BYTES..(run.end * BLOCK_BYTES).min(self.origin.size_bytes());
-        self.origin.get(range, &mut bytes).await?;
+        let range = run.start * BLOCK_BYTES..(run.end * BLOCK_BYTES).min(self.wanted.origin.size_bytes());
+        self.wanted.origin.get(range, &mut bytes).await?;
         Ok(Piece::of_run(bytes).into_iter().map(|piece| (piece.clone(), 0..piece.len() as u64)).collect())
     }
 
     /// Gets the first of the wanted units of a block that are not held, and adds them.
     async fn get_part(&self, block: u64, mut held: Held) -> Result<Vec<(Piece, Range<u64>)>, ObjectError> {
-        let wanted = self.state().wanted.get(&block).map_or_else(Units::default, |wanted| wanted.units);
+        self.wanted.blocks.set(block, &held.sums, false);
+        let (wanted, _) = self.wanted.units_of(block);
         let len_bytes = held.bytes.len() as u64;
-        let wanted = Units::all_of(held.bytes.len()).within(wanted);
         let missing = Units::missing(wanted, held.units).unwrap_or(0..len_bytes);
         let range = missing.start..missing.end.min(len_bytes);
         let (at_bytes, mut bytes) = (block * BLOCK_BYTES, self.buffer());
-        self.origin.get(at_bytes + range.start..at_bytes + range.end, &mut bytes).await?;
+        self.wanted.origin.get(at_bytes + range.start..at_bytes + range.end, &mut bytes).await?;
         held.bytes[range.start as usize..range.end as usize].copy_from_slice(&bytes);
+        self.give_back(Some(bytes));
         held.units = held.units.and(Units::of(range.clone()));
         Ok(vec![(Piece::of_held(held), range)])
     }
 
     /// Whether blocks are wanted, or being kept.
     pub(crate) fn is_at_work(&self) -> bool {
-        !self.state().wanted.is_empty()
+        !self.wanted.is_empty()
     }
 
     /// Stops reading ahead, and waits until what is under way is in the cache.
     pub(crate) fn settle(&self, deadline: Instant) {
-        {
-            let mut state = self.state();
-            state.ahead.clear();
-            state.wanted.retain(|_, wanted| wanted.is_under_way || !wanted.waiters.is_empty());
-        }
+        self.wanted.stop_ahead();
         while self.is_at_work() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(2));
         }
         self.tell_used();
-    }
-
-    /// Whether many blocks were fetched since the cache was last told which ones were used.
-    fn is_to_tell(&self) -> bool {
-        let mut state = self.state();
-        let is_due = state.fetched >= TELL;
-        if is_due {
-            state.fetched = 0;
-        }
-        is_due
     }
 
     /// Tells the cache which blocks were used.
@@ -566,7 +311,7 @@ impl Fetcher {
             // Who waits for this lock finds that all that it would tell is in the cache.
             let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
             // Without it these blocks are dropped a little earlier, and no boot is recorded.
-            let _ = entry.mark_used(self.blocks.take_used());
+            let _ = entry.mark_used(self.wanted.blocks.take_used());
         }
     }
 }
@@ -574,7 +319,7 @@ impl Fetcher {
 impl Drop for Fetcher {
     fn drop(&mut self) {
         self.tell_used();
-        self.wake.notify_one();
+        self.wanted.wake.notify_one();
     }
 }
 
@@ -600,7 +345,8 @@ enum Prepared {
 }
 
 /// Starts fetches until the fetcher is dropped, and tells the cache now and then what was read.
-async fn dispatch(weak: Weak<Fetcher>, wake: Arc<Notify>) {
+async fn dispatch(weak: Weak<Fetcher>) {
+    let Some(wake) = weak.upgrade().map(|fetcher| Arc::clone(&fetcher.wanted.wake)) else { return };
     loop {
         let is_woken = timeout(TELL_EVERY, wake.notified()).await.is_ok();
         let Some(fetcher) = weak.upgrade() else { return };
@@ -608,7 +354,7 @@ async fn dispatch(weak: Weak<Fetcher>, wake: Arc<Notify>) {
             drop(spawn_blocking(move || fetcher.tell_used()));
             continue;
         }
-        while let Some(run) = fetcher.pick() {
+        while let Some(run) = fetcher.wanted.pick() {
             tokio::spawn(Arc::clone(&fetcher).fetch(run));
         }
     }

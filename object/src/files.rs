@@ -12,7 +12,7 @@ use crate::{
         map::{Identity, OBJECT_BYTES_MAX},
     },
     error::{ObjectError, Result},
-    fetcher::{Fetcher, Purpose},
+    fetcher::Fetcher,
     origin::{Donor, Donors, Origin, PushedDisk},
     repository::{Digest, MAGIC, MANIFEST_BYTES_MAX, Manifest, hex},
     runtime,
@@ -21,6 +21,7 @@ use crate::{
     source::Source,
     store::{ObjectStore, numbers},
     uri::{ObjectUri, Pinned, Scheme, UrlSecrets},
+    wanted::Purpose,
 };
 use diskwright_store::{FileFacts, FileStore, FileSystem, Files, LockMode, OpenError, OpenOptions, Store};
 use std::{

@@ -11,7 +11,8 @@
 //!   origin.rs       where blocks come from: an object, or the chunks of a pushed disk
 //!   seal.rs         the digests of an image's blocks
 //!   repository/     disks that are pushed to a bucket as chunks
-//!   fetcher.rs      blocks of 1 MiB: wanted, under way, read ahead
+//!   wanted.rs       blocks of 1 MiB: wanted, under way, read ahead
+//!   fetcher.rs      brings them, from the cache or the server, and keeps them
 //!   piece.rs        blocks that have come, and reads that wait
 //!   units.rs        the 64 KiB pieces of a block
 //!   tries.rs        requests that are repeated
@@ -59,6 +60,7 @@ mod tests;
 mod tries;
 mod units;
 mod uri;
+mod wanted;
 
 pub use cache::{Cache, CachedObject};
 pub use error::{ObjectError, Result};

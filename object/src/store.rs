@@ -11,10 +11,11 @@ use crate::{
     BLOCK_BYTES, SUM_BYTES,
     cache::map::Identity,
     error::{ObjectError, Result},
-    fetcher::{Fetcher, Purpose},
+    fetcher::Fetcher,
     piece::Memory,
     repository::{CHUNK_BYTES, Manifest},
     units::Units,
+    wanted::Purpose,
 };
 use diskwright_store::{
     Access, CopyAt, DataFile, FileRange, Lane, LaneOp, Loan, Placed, Placement, SectorSizes, Store, Zeroing,
@@ -85,18 +86,18 @@ impl ObjectStore {
     ) -> io::Result<Self> {
         let silent = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let lane = Arc::new(ObjectLane { fetcher: Arc::clone(&fetcher), data: data.clone(), runtime, silent });
-        let contents_id = fetcher.origin.manifest().map(|manifest| manifest.contents_uuid());
+        let contents_id = fetcher.wanted.origin.manifest().map(|manifest| manifest.contents_uuid());
         let name = identity.name.clone().into();
         Ok(Self { name, identity: numbers(identity), contents_id, fetcher, lane, data })
     }
 
     pub(crate) fn size_bytes(&self) -> u64 {
-        self.fetcher.origin.size_bytes()
+        self.fetcher.wanted.origin.size_bytes()
     }
 
     /// The manifest, if it is a pushed disk.
     pub fn manifest(&self) -> Option<&Manifest> {
-        self.fetcher.origin.manifest().map(Arc::as_ref)
+        self.fetcher.wanted.origin.manifest().map(Arc::as_ref)
     }
 
     /// Reads a range, which lies within the object and is not empty.
@@ -113,7 +114,7 @@ impl ObjectStore {
     pub(crate) fn request(&self, range: Range<u64>, purpose: Purpose) -> Requested<'_> {
         let (sender, receiver) = mpsc::sync_channel(1);
         let memory = Memory::Caller(vec![0; (range.end - range.start) as usize].into(), sender);
-        self.fetcher.want(range, memory, purpose);
+        self.fetcher.wanted.want(range, memory, purpose);
         Requested { receiver, name: &self.name }
     }
 
@@ -136,7 +137,7 @@ fn read_known(fetcher: &Fetcher, data: Option<&Arc<dyn Store>>, buf: &mut [u8], 
     while done < buf.len() {
         let at_bytes = offset_bytes + done as u64;
         let (block, within_bytes) = (at_bytes / BLOCK_BYTES, at_bytes % BLOCK_BYTES);
-        let Some(known) = fetcher.blocks.get(block) else { return false };
+        let Some(known) = fetcher.wanted.blocks.get(block) else { return false };
         let len = (buf.len() - done).min((BLOCK_BYTES - within_bytes) as usize);
         let start_bytes = within_bytes - within_bytes % SUM_BYTES;
         let end_bytes = (within_bytes + len as u64).next_multiple_of(SUM_BYTES);
@@ -148,7 +149,7 @@ fn read_known(fetcher: &Fetcher, data: Option<&Arc<dyn Store>>, buf: &mut [u8], 
         let skip = (within_bytes - start_bytes) as usize;
         buf[done..done + len].copy_from_slice(&pieces[skip..skip + len]);
         if known.use_units(Units::of(start_bytes..end_bytes)) && within_bytes == 0 {
-            fetcher.goes_on(block);
+            fetcher.wanted.goes_on(block);
         }
         done += len;
     }
@@ -161,12 +162,12 @@ impl Store for ObjectStore {
     }
 
     fn len_bytes(&self) -> io::Result<u64> {
-        Ok(self.fetcher.origin.size_bytes())
+        Ok(self.fetcher.wanted.origin.size_bytes())
     }
 
     fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
         let end_bytes = offset_bytes.checked_add(buf.len() as u64).ok_or(io::ErrorKind::InvalidInput)?;
-        if end_bytes > self.fetcher.origin.size_bytes() {
+        if end_bytes > self.fetcher.wanted.origin.size_bytes() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         if buf.is_empty() { Ok(()) } else { Ok(self.read_whole(buf, offset_bytes)?) }
@@ -213,8 +214,8 @@ impl Store for ObjectStore {
     }
 
     fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
-        let size_bytes = self.fetcher.origin.size_bytes();
-        let Some(manifest) = self.fetcher.origin.manifest().filter(|_| offset_bytes < size_bytes) else {
+        let size_bytes = self.fetcher.wanted.origin.size_bytes();
+        let Some(manifest) = self.fetcher.wanted.origin.manifest().filter(|_| offset_bytes < size_bytes) else {
             let all = FileRange { offset_bytes, len_bytes: size_bytes.saturating_sub(offset_bytes) };
             return Ok((all.len_bytes > 0).then_some(all));
         };
@@ -235,7 +236,7 @@ impl Store for ObjectStore {
 
     fn sector_bytes(&self) -> SectorSizes {
         let unknown = SectorSizes { logical_bytes: 512, physical_bytes: 4096 };
-        self.fetcher.origin.manifest().map_or(unknown, |manifest| {
+        self.fetcher.wanted.origin.manifest().map_or(unknown, |manifest| {
             let facts = manifest.facts();
             SectorSizes { logical_bytes: facts.logical_sector_bytes, physical_bytes: facts.physical_sector_bytes }
         })
@@ -252,12 +253,12 @@ impl Placement for ObjectStore {
         let is_whole = (offset_bytes | len_bytes).is_multiple_of(SUM_BYTES);
         if access == Access::Read
             && is_whole
-            && let Some(known) = self.fetcher.blocks.get(block)
+            && let Some(known) = self.fetcher.wanted.blocks.get(block)
             && known.knows(within_bytes..within_bytes + len_bytes)
         {
             // A stream reads a block from its first byte on.
             if known.use_units(Units::of(within_bytes..within_bytes + len_bytes)) && within_bytes == 0 {
-                self.fetcher.goes_on(block);
+                self.fetcher.wanted.goes_on(block);
             }
             placed.copies[0] = CopyAt { member: 0, offset_bytes };
             (placed.count, placed.is_checked) = (1, true);
@@ -270,7 +271,7 @@ impl Placement for ObjectStore {
     fn release(&self, _member: u8, _hold: u64, _access: Access, _ok: bool) {}
 
     fn is_intact(&self, _hold: u64, offset_bytes: u64, bytes: &[u8]) -> bool {
-        let known = self.fetcher.blocks.get(offset_bytes / BLOCK_BYTES);
+        let known = self.fetcher.wanted.blocks.get(offset_bytes / BLOCK_BYTES);
         known.is_some_and(|known| known.is_intact(offset_bytes % BLOCK_BYTES, bytes))
     }
 
@@ -289,12 +290,12 @@ impl Lane for ObjectLane {
             LaneOp::Read { offset_bytes } => offset_bytes,
             LaneOp::Sync => return loan.complete(Ok(())),
             LaneOp::Write { .. } | LaneOp::Zero { .. } => {
-                let name = self.fetcher.origin.name().to_owned();
+                let name = self.fetcher.wanted.origin.name().to_owned();
                 return loan.complete(Err(ObjectError::ReadOnly { name }.into()));
             }
         };
         let len_bytes = loan.len() as u64;
-        let size_bytes = self.fetcher.origin.size_bytes();
+        let size_bytes = self.fetcher.wanted.origin.size_bytes();
         if offset_bytes.checked_add(len_bytes).is_none_or(|end_bytes| end_bytes > size_bytes) {
             return loan.complete(Err(io::ErrorKind::UnexpectedEof.into()));
         }
@@ -303,14 +304,14 @@ impl Lane for ObjectLane {
         }
         let fetcher = Arc::clone(&self.fetcher);
         let range = offset_bytes..offset_bytes + len_bytes;
-        if !fetcher.blocks.know(range.clone()) {
-            return fetcher.want(range, Memory::Loan(loan), Purpose::Read);
+        if !fetcher.wanted.blocks.know(range.clone()) {
+            return fetcher.wanted.want(range, Memory::Loan(loan), Purpose::Read);
         }
         let data = self.data.clone();
         self.runtime.spawn_blocking(move || {
             match read_known(&fetcher, data.as_ref(), loan.bytes_mut(), offset_bytes) {
                 true => loan.complete(Ok(())),
-                false => fetcher.want(range, Memory::Loan(loan), Purpose::Read),
+                false => fetcher.wanted.want(range, Memory::Loan(loan), Purpose::Read),
             }
         });
     }
@@ -323,6 +324,6 @@ impl Lane for ObjectLane {
 
     fn patience(&self) -> Duration {
         // A server that is lost is an error after its timeout.
-        self.fetcher.origin.timeout() + Duration::from_secs(5)
+        self.fetcher.wanted.origin.timeout() + Duration::from_secs(5)
     }
 }

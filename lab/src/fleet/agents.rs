@@ -42,7 +42,8 @@ pub struct Agents {
 }
 
 impl Agents {
-    /// Connects to all agents. `run` identifies the measurement; see [`new_run`].
+    /// Connects to all agents. `run` identifies the measurement; see
+    /// [`diskwright_fleet::controller::new_run`].
     ///
     /// # Errors
     /// [`LabError::Fleet`](crate::LabError::Fleet) names the agents that cannot be reached.

@@ -128,8 +128,9 @@ fn machine_table(fleet: &FleetRecord, phase: &PhaseRecord, index: usize) -> Opti
 pub(super) fn facts(fleet: &FleetRecord) -> Vec<(String, String)> {
     let fact = |agent: &diskwright_load::record::AgentRecord| {
         let clock = &agent.clock;
+        let drift_error = clock.drift_error_ppm.map_or_else(String::new, |error| format!(" ± {error:.2}"));
         let offset = format!(
-            "clock {}{} from the controller's, within {}, drift {:.2} ppm",
+            "clock {}{} from the controller's, within {}, drift {:.2}{drift_error} ppm",
             if clock.offset_ns < 0 { "-" } else { "+" },
             time(clock.offset_ns.unsigned_abs() as f64),
             time(clock.error_ns as f64),
@@ -155,6 +156,15 @@ mod tests {
         }
         assert!(text.lines().any(|line| line.trim_start().starts_with("all ")), "the sum: {text}");
     }
+    #[test]
+    fn a_drift_is_shown_with_its_error() {
+        let mut run = example::fleet();
+        let fleet = run.fleet.as_mut().unwrap();
+        assert!(super::facts(fleet)[0].1.contains("drift -0.55 ppm"), "a result of an earlier version");
+        fleet.agents[0].clock.drift_error_ppm = Some(15.04);
+        assert!(super::facts(fleet)[0].1.contains("drift -0.55 ± 15.04 ppm"));
+    }
+
     #[test]
     fn agents_of_one_machine_share_its_cores() {
         let run = example::fleet_of(20);

@@ -64,6 +64,10 @@ pub struct ClockRecord {
     pub error_ns: u64,
     /// How much faster the agent's clock ran, in millionths. 0 if it was compared only once.
     pub drift_ppm: f64,
+    /// Bound of the error of the drift, in millionths. `None` if the clock was compared only once,
+    /// and in results of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drift_error_ppm: Option<f64>,
 }
 
 /// A phase of a fleet.

@@ -18,7 +18,7 @@ use crate::{
 };
 use clap::Args;
 use diskwright_fleet::{
-    address::{Address, PORT, Place},
+    address::{ANY_CID, Address, PORT, Place},
     agent::{Agent, Event, Events},
     identity::Fingerprint,
     trust::{Token, Trust},
@@ -41,8 +41,6 @@ use std::{
 
 /// How often it is looked whether a signal has come.
 const LOOK: Duration = Duration::from_millis(100);
-/// Any context identifier: that of the machine itself.
-const ANY_CID: u32 = u32::MAX;
 
 /// Arguments of `lab agent`.
 #[derive(Debug, Args)]
@@ -73,7 +71,8 @@ pub struct AgentArgs {
     /// Connect to a controller that listens, by the address that it prints.
     #[arg(long, value_name = "ADDRESS", conflicts_with = "vsock")]
     connect: Option<String>,
-    /// Listen on this port of virtual sockets, for the host of this virtual machine.
+    /// Listen on this port of virtual sockets, for the host of this virtual machine. On the host,
+    /// put the virtual machine's CID in place of CID in the address.
     #[arg(long, value_name = "PORT")]
     vsock: Option<u32>,
     /// Admit the controller with this fingerprint (may be repeated), and no other one.
