@@ -35,9 +35,8 @@
 //! On the host each cell begins with the disk as it was filled: writes go to an ephemeral child
 //! that is dropped with its server. The raw file is overwritten in place with incompressible data.
 //! In the guest and by agents each access path begins so, and its three loads follow one another.
-//! Servers are
-//! child processes of this program, so their CPU time can be read. The CPU time of kernel threads
-//! behind a loop device is only in the machine's figure.
+//! Servers are child processes of this program, so their CPU time can be read. The CPU time of
+//! kernel threads behind a loop device is only in the machine's figure.
 //!
 //! | file | idea |
 //! |---|---|
