@@ -23,8 +23,8 @@ const LEAST_ERROR_NS: u64 = 500_000;
 /// An emulated machine answers within this time, even beside other tests.
 const MOST_ERROR_NS: u64 = 2_000_000_000;
 
-/// The wall clock begins in 2001 and goes back by an hour, again and again. Always in one direction,
-/// so that the steps within a window never cancel each other.
+/// The wall clock begins in 2001 and goes back by an hour, again and again. It goes in one
+/// direction, so that the steps within a window never cancel each other.
 const SCRIPT: &str = r#"
 dw=/programs/diskwright
 if /programs/tc qdisc add dev eth0 root netem delay 5ms 4ms loss 1%; then echo GUEST: DELAYED; fi
