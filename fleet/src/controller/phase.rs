@@ -35,14 +35,12 @@ use std::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    thread,
+    thread::{self, Thread},
     time::{Duration, Instant},
 };
 
 /// Time between two reports of progress.
 const LOOK: Duration = Duration::from_millis(250);
-/// How often it is looked whether all agents are done: a sweep has hundreds of short phases.
-const LOOK_FOR_END: Duration = Duration::from_millis(10);
 /// Shortest time from the order to start to the start.
 const LEAD: Duration = Duration::from_millis(200);
 /// How much longer it is for each agent: the orders are sent by threads on a few cores.
@@ -109,6 +107,8 @@ struct Following<'a> {
     stop: AtomicBool,
     on_loss: OnLoss,
     active: AtomicUsize,
+    /// Woken by the last agent that is done: a sweep has hundreds of short phases.
+    leader: Thread,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -136,7 +136,9 @@ impl Following<'_> {
             remote.lost = Some(why.clone());
             self.lose(number, why);
         }
-        self.active.fetch_sub(1, Ordering::Relaxed);
+        if self.active.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.leader.unpark();
+        }
         found.ok()
     }
 
@@ -282,6 +284,7 @@ impl<'a> Measuring<'a> {
             stop: AtomicBool::new(false),
             on_loss: self.options.on_loss,
             active: AtomicUsize::new(remotes.iter().filter(|remote| remote.lost.is_none()).count()),
+            leader: thread::current(),
         };
         let mut settling =
             phase.steady_within.map(|within| Settling::new(within.as_nanos(), self.jobs[0].interval.as_nanos()));
@@ -362,8 +365,11 @@ impl<'a> Measuring<'a> {
         let mut is_stopped = false;
         while following.active.load(Ordering::Relaxed) > 0 {
             let looked = Instant::now();
-            while looked.elapsed() < LOOK && following.active.load(Ordering::Relaxed) > 0 {
-                thread::sleep(LOOK_FOR_END);
+            while following.active.load(Ordering::Relaxed) > 0 {
+                match LOOK.checked_sub(looked.elapsed()) {
+                    Some(left) if !left.is_zero() => thread::park_timeout(left),
+                    _ => break,
+                }
             }
             let elapsed_ns = clock::now_ns().saturating_sub(start_ns);
             if let Some(settling) = settling.as_deref_mut() {
